@@ -1,0 +1,42 @@
+# make demo   see the correction at work (builds .venv first)
+# make test   all checks: ruff, mypy, pytest with doctests
+# make test-slow / test-gpu   what takes minutes / needs a CUDA device
+# make format
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint test-fast test-slow test-gpu format clean
+
+demo: $(READY)
+	$(BIN)/trueup demo
+
+test: lint test-fast
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# One thread a process: two worker processes with spinning thread pools would fight for the cores.
+test-fast: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow and not gpu"
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+test-gpu: $(READY)
+	$(BIN)/pytest -m gpu
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	touch $(READY)

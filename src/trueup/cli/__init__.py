@@ -1,0 +1,20 @@
+"""The command line, `trueup`: one file a command, put together here."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    name="trueup",
+    help="Make trained networks robust at test time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data = typer.Typer(help="Get, make and look at data sets.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

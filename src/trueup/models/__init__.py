@@ -1,0 +1,1 @@
+"""Source models: ResNets with batch, group or filter response norm, and their checkpoints."""

@@ -1,0 +1,28 @@
+"""What tests share: the data root, and skipping what it does not hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trueup.data.root import data_root
+
+
+@pytest.fixture(scope="session")
+def data_path():
+    """Path of something under the data root; the test is skipped where it is missing."""
+
+    def find(*parts: str) -> Path:
+        path = data_root().joinpath(*parts)
+        if not path.exists():
+            pytest.skip(f"{path} is not there; set TRUEUP_DATA to a data root that holds it")
+        return path
+
+    return find
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
