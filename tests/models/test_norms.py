@@ -57,7 +57,7 @@ def test_autocast_keeps_the_type_and_loses_no_precision_but_that_of_the_type(ima
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = unit(layer(x))
     assert y.dtype == torch.bfloat16
-    # The exact answer for these bfloat16 inputs, rounded once; a square or mean in bfloat16 would be off by more.
+    # The exact answer, rounded once; a square or a mean in bfloat16 would be off by more.
     assert torch.equal(y, unit(layer.double()(x.double())).bfloat16())
 
 

@@ -15,8 +15,8 @@ def parameters(model: nn.Module) -> int:
 
 
 def test_resnet20_with_padded_shortcuts_has_the_papers_0_27_million_parameters():
-    # He et al., 2016, table 6. Counted by hand:
-    # 3x3 convolutions 432 + 6 * 2304 + 4608 + 5 * 9216 + 18432 + 5 * 36864, two numbers a channel for 7 * 16 + 6 * 32 + 6 * 64 normalised channels, 650 in the classifier.
+    # He et al., 2016, table 6. By hand: 432 + 6 * 2304 + 4608 + 5 * 9216 + 18432 + 5 * 36864 in convolutions,
+    # two a channel in 7 * 16 + 6 * 32 + 6 * 64 normalised channels, 650 in the classifier.
     assert parameters(ResNet20(shortcut="pad")) == 269_722
 
 

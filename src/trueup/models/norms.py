@@ -38,8 +38,8 @@ class FilterResponseNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        # `pow` is one of the functions that autocast keeps in float32, so bfloat16 costs no precision here.
-        nu2 = torch.pow(x, 2).mean(dim=(2, 3), keepdim=True)
+        # In the precision of the parameters, which autocast leaves in float32.
+        nu2 = x.type_as(self.weight).square().mean(dim=(2, 3), keepdim=True)
         scale = self.weight.view(1, -1, 1, 1) * torch.rsqrt(nu2 + abs(self.eps))
         return (x * scale + self.bias.view(1, -1, 1, 1)).type_as(x)
 
