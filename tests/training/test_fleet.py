@@ -19,7 +19,7 @@ from trueup.training.fleet import Fleet
 from trueup.training.recipes import Recipe, learning_rate
 
 # A low rate, because a high one lets the last bit of a sum grow into another model.
-RECIPE = Recipe(3, (2,), rate=0.01, batch=8, crop_padding=2, mirror=True, warmup_epochs=1, warmup_from=0.001)
+RECIPE = Recipe(3, (2,), rate=2e-3, batch=8, crop_padding=2, mirror=True, warmup_epochs=1, warmup_from=1e-4)
 
 
 def fleet(tiny, seeds, norm="bn", engine=Engine(), recipe=RECIPE):  # noqa: B008
@@ -39,7 +39,7 @@ def textbook(tiny, seed, norm, epochs):
         for step in range(4):
             part = slice(8 * step, 8 * step + 8)
             pixels = crop_and_mirror(tiny.images[order[part]], shift[part], mirror[part], 2)
-            loss = F.cross_entropy(model(pixels / 255), tiny.labels[order[part]])
+            loss = F.cross_entropy(model(NORMALISATION["mnist"](pixels)), tiny.labels[order[part]])
             optimizer.zero_grad()
             loss.backward()
             optimizer.param_groups[0]["lr"] = learning_rate(RECIPE, epoch, step, 4)
