@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from trueup import atomic
+from trueup.atomic import write_atomically
 from trueup.data.images import NORMALISATION
-from trueup.training import checkpoint
+from trueup.models.files import shipped
 from trueup.training.accuracy import accuracy
-from trueup.training.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from trueup.training.checkpoint import load_checkpoint, save_checkpoint
 from trueup.training.engine import Engine
 from trueup.training.recipes import Recipe
-from trueup.training.run import Choices, Progress, load_run, shipped, train
+from trueup.training.run import Choices, Progress, load_run, train
 
 CHOICES = Choices("digits", "bn", (0, 4), Recipe(epochs=3, decay_after=(2,), batch=8, crop_padding=1))
 
@@ -115,7 +117,7 @@ def test_a_crash_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     def fail(_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", fail)
+    monkeypatch.setattr(atomic.os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, b"half of a")
     tensors, facts = load_checkpoint(path)

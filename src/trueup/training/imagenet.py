@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
+from trueup.atomic import write_atomically
 from trueup.data.imagenet import Crop, ImageFolder
 from trueup.data.images import IMAGENET
 from trueup.data.root import data_root
 from trueup.models.norms import Norm
 from trueup.models.resnet50 import GROUPS, ResNet50
 from trueup.models.weights import weights_of
-from trueup.training.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from trueup.training.checkpoint import load_checkpoint, save_checkpoint
 from trueup.training.describe import device_name, duration
 from trueup.training.recipes import Recipe, learning_rate
 
