@@ -179,17 +179,15 @@ class Targets(Mapping[str, SiteTarget]):
     def load(cls, path: str | os.PathLike[str]) -> Targets:
         """Read what `save` wrote. Raises ValueError for a file that is damaged, foreign, or of a newer format."""
         metadata, tensors = _read(path)
-        if int(metadata["version"]) > VERSION:
-            raise ValueError(
-                f"{path} has format version {metadata['version']}, this trueup reads up to {VERSION}: "
-                "upgrade trueup, or calibrate again"
-            )
-        sites = {}
-        for name, record in json.loads(metadata["sites"]).items():
-            fields = {"levels": None} | record | {"shape": tuple(record["shape"])}
-            fields |= {key.removeprefix(f"{name}/"): t for key, t in tensors.items() if key.startswith(f"{name}/")}
-            sites[name] = SiteTarget(**fields)
-        return cls(sites, tensors["sampled"], Fingerprint.from_json(metadata["fingerprint"]))
+        try:
+            sites = {}
+            for name, record in json.loads(metadata["sites"]).items():
+                fields = {"levels": None} | record | {"shape": tuple(record["shape"])}
+                fields |= {key.removeprefix(f"{name}/"): t for key, t in tensors.items() if key.startswith(f"{name}/")}
+                sites[name] = SiteTarget(**fields)
+            return cls(sites, tensors["sampled"], Fingerprint.from_json(metadata["fingerprint"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is a damaged trueup targets file ({error!r})") from error
 
 
 def _merge(name: str, a: SiteTarget, b: SiteTarget, order: Tensor) -> SiteTarget:
@@ -218,6 +216,11 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tenso
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"{path} is a safetensors file, but holds no trueup targets")
+            if (version := int(metadata["version"])) > VERSION:
+                raise ValueError(
+                    f"{path} has format version {version}, this trueup reads up to {VERSION}: "
+                    "upgrade trueup, or calibrate again"
+                )
             return metadata, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is no trueup targets file, or is damaged or cut short ({error})") from error

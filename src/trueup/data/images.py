@@ -51,9 +51,7 @@ class Normalisation(NamedTuple):
             )
         # As one multiplication and one addition, by numbers worked out here: no division a pixel.
         scale = images.new_tensor([1 / (255 * s) for s in self.std], dtype=torch.float32)
-        shift = images.new_tensor(
-            [-m / s for m, s in zip(self.mean, self.std, strict=True)], dtype=torch.float32
-        )
+        shift = images.new_tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], dtype=torch.float32)
         return images * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
 
 

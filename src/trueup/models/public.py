@@ -40,8 +40,6 @@ def load_public(path: str | os.PathLike[str]) -> nn.Module:
             f"(no 'layer4.0.conv3.weight'); its first keys are {', '.join(sorted(weights)[:4])}"
         )
     # Batches counted in training are in no such file, and nothing reads them when momentum is fixed.
-    counters = {
-        key: value for key, value in model.state_dict().items() if key.endswith("num_batches_tracked")
-    }
+    counters = {key: value for key, value in model.state_dict().items() if key.endswith("num_batches_tracked")}
     model.load_state_dict({**weights, **counters})
     return model.eval()
