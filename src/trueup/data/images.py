@@ -49,10 +49,14 @@ class Normalisation(NamedTuple):
                 f"wanted uint8 images with {len(self.mean)} channels, (N, {len(self.mean)}, H, W); "
                 f"got {images.dtype} of shape {tuple(images.shape)}"
             )
-        # As one multiplication and one addition, by numbers worked out here: no division a pixel.
-        scale = images.new_tensor([1 / (255 * s) for s in self.std], dtype=torch.float32)
-        shift = images.new_tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], dtype=torch.float32)
-        return images * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+        scale, shift = self.affine(images.device)
+        return images * scale + shift
+
+    def affine(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """The same as `pixel * scale + shift`: two float32 tensors (1, C, 1, 1)."""
+        scale = torch.tensor([1 / (255 * s) for s in self.std], device=device)
+        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=device)
+        return scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
 
 
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -60,6 +64,7 @@ IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 NORMALISATION = {
     "mnist": Normalisation((0.0,), (1.0,)),  # the paper: to [0, 1]
+    "digits": Normalisation((0.0,), (1.0,)),
     "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),  # of the training set
     "imagenet": IMAGENET,
 }

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trueup.models.resnet20 import ResNet20
 from trueup.models.resnet50 import ResNet50
+from trueup.models.weights import load_weights
 
 
 def load_public(path: str | os.PathLike[str]) -> nn.Module:
@@ -39,7 +40,4 @@ def load_public(path: str | os.PathLike[str]) -> nn.Module:
             f"{os.fspath(path)} holds neither a CIFAR-10 ResNet-20 (no 'linear.weight') nor a ResNet-50 "
             f"(no 'layer4.0.conv3.weight'); its first keys are {', '.join(sorted(weights)[:4])}"
         )
-    # Batches counted in training are in no such file, and nothing reads them when momentum is fixed.
-    counters = {key: value for key, value in model.state_dict().items() if key.endswith("num_batches_tracked")}
-    model.load_state_dict({**weights, **counters})
-    return model.eval()
+    return load_weights(model, weights).eval()
