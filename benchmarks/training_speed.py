@@ -3,8 +3,8 @@
     python benchmarks/training_speed.py --norm bn --models 8 --variant default --variant default,combo
 
 A variant is a compile mode and options, joined by commas: `none`, `default` or `max-autotune-no-cudagraphs`,
-then any of `combo`, `autotune`, `nchw`, `eager` (no CUDA graphs), `float32`, `streams=N`. Images are made up: as
-many and as large as CIFAR-10's, and the time does not depend on what they show. Rows are appended to a CSV.
+then any of `combo`, `autotune`, `nchw`, `eager` (no CUDA graphs), `float32`, `streams=N`. Images are made up:
+as many and as large as CIFAR-10's; the time does not depend on what they show. Rows are appended to a CSV.
 """
 
 from __future__ import annotations
