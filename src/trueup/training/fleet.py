@@ -194,7 +194,7 @@ class Trainee:
             self.engine,
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        self._rate.copy_(self._rates[self._step])
+        self._rate.copy_(self._rates.take(self._step))  # not [...]: that would wait for the number
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._loss_sum += loss.detach()
@@ -242,7 +242,10 @@ def _compiled(engine: Engine) -> Loss:
     # Here and not above: the compiler takes seconds to import.
     from torch._inductor import list_mode_options
 
-    options: dict[str, Any] = {"combo_kernels": True} if engine.combo else {}
+    # Fusing reductions over rows with ones over columns fails an assertion on filter response norm (torch 2.11).
+    options: dict[str, Any] = {"triton.mix_order_reduction": False}
+    if engine.combo:
+        options["combo_kernels"] = True
     if engine.compile != "default":
         options |= list_mode_options(engine.compile)
     # Parameters are inputs of the compiled code, so that one compilation serves all models.
