@@ -31,10 +31,10 @@ LAYERS = {
     "cli": 9,
     "__main__": 10,
 }
-APART = {"data": 0, "models": 0, "training": 1, "demo": 8, "cli": 9, "__main__": 10}
+APART = {"atomic": 0, "data": 1, "models": 1, "training": 2, "demo": 8, "cli": 9, "__main__": 10}
 OPTIONAL = {
     "matplotlib": {"figures"},
-    "sklearn": {"demo"},
+    "sklearn": {"data", "demo"},
     "PIL": {"data", "demo"},
     "typer": {"cli"},
     "rich": {"cli", "demo"},

@@ -13,9 +13,7 @@ from trueup.data.sets import SETS
 from trueup.models import Record, ResNet20, read_models, read_record, save_models, zoo
 from trueup.models.weights import weights_of
 
-RECORD = Record(
-    "mnist", "gn", channels=1, groups=4, accuracy={3: 0.5, 8: 0.25}, training={"recipe": {"a": 1}}
-)
+RECORD = Record("mnist", "gn", channels=1, groups=4, accuracy={3: 0.5, 8: 0.25}, training={"recipe": {"a": 1}})
 
 
 def some_weights(record, seeds):

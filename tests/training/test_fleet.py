@@ -23,9 +23,7 @@ RECIPE = Recipe(3, (2,), rate=2e-3, batch=8, crop_padding=2, mirror=True, warmup
 
 
 def fleet(tiny, seeds, norm="bn", engine=Engine(), recipe=RECIPE):  # noqa: B008
-    return Fleet(
-        lambda: ResNet20(norm, channels=1, classes=2), seeds, tiny, NORMALISATION["mnist"], recipe, engine
-    )
+    return Fleet(lambda: ResNet20(norm, channels=1, classes=2), seeds, tiny, NORMALISATION["mnist"], recipe, engine)
 
 
 def textbook(tiny, seed, norm, epochs):
@@ -53,9 +51,7 @@ def test_a_fleet_trains_what_a_textbook_loop_trains(tiny, norm):
     trained = fleet(tiny, [3], norm)
     results = [trained.train_epoch(epoch)[0] for epoch in range(2)]
     model, losses = textbook(tiny, 3, norm, 2)
-    assert [loss for loss, _ in results] == pytest.approx(
-        [sum(losses[:4]) / 4, sum(losses[4:]) / 4], rel=1e-3
-    )
+    assert [loss for loss, _ in results] == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 4], rel=1e-3)
     got, want = weights_of(trained.trainees[0].model), weights_of(model)
     assert got.keys() == want.keys()
     for key in want:

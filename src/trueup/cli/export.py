@@ -13,9 +13,7 @@ def export(
     models: Annotated[Path | None, typer.Option(help="Folder for the files of all seeds.")] = None,
     zoo: Annotated[Path | None, typer.Option(help="Folder for the files of one seed each.")] = None,
     table: Annotated[Path | None, typer.Option(help="CSV of accuracies, beside the paper's.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="For the zoo; default: the one of median accuracy.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="For the zoo; default: the one of median accuracy.")] = None,
 ) -> None:
     """Turn training runs into model files (float16) and a table of accuracies."""
     from trueup.training.export import export as write

@@ -19,9 +19,7 @@ def train(
     data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's; decays move along.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Stop with a checkpoint before this many seconds.")
-    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Stop with a checkpoint before this many seconds.")] = None,
     batch: Annotated[int | None, typer.Option(help="Images a step.")] = None,
     rate: Annotated[float | None, typer.Option(help="The first learning rate.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="On all parameters.")] = None,
@@ -55,9 +53,7 @@ def train(
     if dataset not in RECIPES:
         raise typer.BadParameter(f"unknown set {dataset!r}; known: {', '.join(RECIPES)}")
     recipe = RECIPES[dataset] if epochs is None else shortened(RECIPES[dataset], epochs)
-    recipe = replace(
-        recipe, **_given(batch=batch, rate=rate, weight_decay=weight_decay, warmup_epochs=warmup_epochs)
-    )
+    recipe = replace(recipe, **_given(batch=batch, rate=rate, weight_decay=weight_decay, warmup_epochs=warmup_epochs))
     folder = out / f"{dataset}-{norm}"
     if dataset == "imagenet":
         from trueup.training import imagenet
@@ -69,9 +65,7 @@ def train(
             size=image_size,
             **_given(groups=groups),
         )
-        imagenet.train_imagenet(
-            chosen, folder, data=data, device=device, workers=workers, time_limit=time_limit
-        )
+        imagenet.train_imagenet(chosen, folder, data=data, device=device, workers=workers, time_limit=time_limit)
         return
     engine = replace(
         default_engine(device),

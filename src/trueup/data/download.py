@@ -64,10 +64,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
             "c58f30108f718f92721af3b95e74349a",
             "",
-            tuple(
-                f"cifar-10-batches-py/{name}"
-                for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
-            ),
+            tuple(f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")),
         ),
     ),
     "mnist-c": (
@@ -87,9 +84,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
         ),
     ),
     "imagenet-c": (
-        _imagenet_c(
-            "noise", "e80562d7f6c3f8834afb1ecf27252745", "gaussian_noise", "shot_noise", "impulse_noise"
-        ),
+        _imagenet_c("noise", "e80562d7f6c3f8834afb1ecf27252745", "gaussian_noise", "shot_noise", "impulse_noise"),
         _imagenet_c(
             "blur",
             "2d8e81fdd8e07fef67b9334fa635e45c",
@@ -137,9 +132,7 @@ def get(
         unpack(archive, base / remote.into)
         missing = [made for made in remote.makes if not (base / made).exists()]
         if missing:
-            raise DownloadError(
-                f"{remote.url} was unpacked into {base / remote.into} but has no {missing[0]}"
-            )
+            raise DownloadError(f"{remote.url} was unpacked into {base / remote.into} but has no {missing[0]}")
         archive.unlink()
     return [base / made for remote in remotes[name] for made in remote.makes]
 
@@ -186,9 +179,7 @@ def unpack(archive: Path, into: Path) -> None:
             with gzip.open(archive) as packed, (beside / archive.name.removesuffix(".gz")).open("wb") as file:
                 shutil.copyfileobj(packed, file)
         else:
-            raise DownloadError(
-                f"{archive} is no archive that can be unpacked (.tar, .tar.gz, .tgz, .zip, .gz)"
-            )
+            raise DownloadError(f"{archive} is no archive that can be unpacked (.tar, .tar.gz, .tgz, .zip, .gz)")
         _move_contents(beside, into)
     except tarfile.FilterError as error:
         raise DownloadError(f"{archive} was not unpacked: {error}") from error

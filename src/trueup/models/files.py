@@ -56,9 +56,7 @@ class Record:
         )
 
 
-def save_models(
-    path: str | os.PathLike[str], weights: Mapping[int, Mapping[str, Tensor]], record: Record
-) -> None:
+def save_models(path: str | os.PathLike[str], weights: Mapping[int, Mapping[str, Tensor]], record: Record) -> None:
     """Write the models' weights, by seed, and their record to a safetensors file."""
     tensors = {
         f"{seed}/{key}": tensor.detach().cpu().contiguous()
@@ -77,9 +75,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     if facts.get("kind") != "models":
         raise ValueError(f"{os.fspath(path)} holds no models of trueup; models.load_public may read it")
     if facts["format"] != FORMAT:
-        raise ValueError(
-            f"{os.fspath(path)} is in format {facts['format']}, this trueup reads {FORMAT}; update it"
-        )
+        raise ValueError(f"{os.fspath(path)} is in format {facts['format']}, this trueup reads {FORMAT}; update it")
     accuracy = {int(seed): value for seed, value in facts["accuracy"].items()}
     rest = {key: value for key, value in facts.items() if key not in ("format", "kind", "accuracy")}
     return Record(**rest, accuracy=accuracy)

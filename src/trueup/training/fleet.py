@@ -40,15 +40,12 @@ class Fleet:
         self.engine = engine
         self.steps = len(data) // recipe.batch
         if self.steps == 0:
-            raise ValueError(
-                f"{len(data)} training images make no batch of {recipe.batch}; choose a smaller batch"
-            )
+            raise ValueError(f"{len(data)} training images make no batch of {recipe.batch}; choose a smaller batch")
         on_device = data.to(engine.device)
         with _backends(engine):
             loss = _compiled(engine)
             self.trainees = [
-                Trainee(_seeded(build, seed), seed, on_device, normalisation, recipe, engine, loss)
-                for seed in seeds
+                Trainee(_seeded(build, seed), seed, on_device, normalisation, recipe, engine, loss) for seed in seeds
             ]
             if engine.graphs:
                 count = engine.streams or len(seeds)
@@ -100,9 +97,7 @@ class Trainee:
         self._graph: torch.cuda.CUDAGraph | None = None
 
         used = self._steps * recipe.batch
-        self._draws = draw_epoch(
-            seed, 0, len(data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror
-        )
+        self._draws = draw_epoch(seed, 0, len(data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror)
         self._draws = type(self._draws)(*(t.to(engine.device) for t in self._draws))
         self._rates = torch.zeros(self._steps, device=engine.device)
         self._within = torch.arange(recipe.batch, device=engine.device)
@@ -255,9 +250,7 @@ def _compiled(engine: Engine) -> Loss:
 @contextmanager
 def _backends(engine: Engine) -> Iterator[None]:
     cudnn = torch.backends.cudnn
-    with cudnn.flags(
-        enabled=True, benchmark=engine.autotune, deterministic=not engine.autotune, allow_tf32=False
-    ):
+    with cudnn.flags(enabled=True, benchmark=engine.autotune, deterministic=not engine.autotune, allow_tf32=False):
         yield
 
 

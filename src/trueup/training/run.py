@@ -146,18 +146,12 @@ def train(
             _save(out, choices, engine, fleet, done, history)
         means = [sum(values) / len(values) for values in zip(*results, strict=True)]
         mean_test = None if tested[0] is None else sum(t for t in tested if t is not None) / len(tested)
-        report(
-            Progress(
-                done, recipe.epochs, means[0], means[1], mean_test, seconds, fleet.steps, len(results), stop
-            )
-        )
+        report(Progress(done, recipe.epochs, means[0], means[1], mean_test, seconds, fleet.steps, len(results), stop))
         if stop:
             return None
     models = {trainee.seed: _finished(choices, trainee.state()) for trainee in fleet.trainees}
     if out is not None:
-        accuracies = {
-            seed: accuracy(model.to(engine.device), test, normalisation) for seed, model in models.items()
-        }
+        accuracies = {seed: accuracy(model.to(engine.device), test, normalisation) for seed, model in models.items()}
         _save(out, choices, engine, fleet, recipe.epochs, history, accuracies)
     return {seed: model.cpu() for seed, model in models.items()}
 
@@ -185,9 +179,7 @@ def _finished(choices: Choices, state: dict[str, Tensor]) -> nn.Module:
 def _resume(path: Path, choices: Choices, fleet: Fleet) -> tuple[int, list[dict[str, Any]]]:
     tensors, facts = load_checkpoint(path)
     there, wanted = _flat(facts["choices"]), _flat(_plain(choices))
-    different = [
-        f"{k} {there.get(k)} there, {wanted[k]} asked for" for k in wanted if there.get(k) != wanted[k]
-    ]
+    different = [f"{k} {there.get(k)} there, {wanted[k]} asked for" for k in wanted if there.get(k) != wanted[k]]
     if different:
         raise ValueError(f"{path} is of another run: {'; '.join(different)}. Choose another folder")
     for trainee in fleet.trainees:

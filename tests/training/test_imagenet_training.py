@@ -63,9 +63,7 @@ def test_two_processes_train_what_one_trains(root, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch ") == 2  # one process speaks
     recipe = Recipe(epochs=2, decay_after=(0, 1, 1), batch=4, rate=0.001)
-    assert train_imagenet(
-        Choices("gn", 0, recipe, size=32), tmp_path / "one", data=root, device="cpu", workers=0
-    )
+    assert train_imagenet(Choices("gn", 0, recipe, size=32), tmp_path / "one", data=root, device="cpu", workers=0)
     one, facts = load_checkpoint(tmp_path / "one" / "checkpoint.safetensors")
     two, facts_of_two = load_checkpoint(tmp_path / "two" / "imagenet-gn" / "checkpoint.safetensors")
     assert facts["choices"] == facts_of_two["choices"]
