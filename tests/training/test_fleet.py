@@ -94,15 +94,22 @@ def test_one_compilation_serves_all_models(tiny, norm, monkeypatch):
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("norm", ["bn", "gn", "frn"])
-def test_bfloat16_activations_and_float32_weights(tiny, norm):
-    trained = fleet(tiny, [0], norm, Engine(precision="bfloat16"))
+def test_bfloat16_activations_and_float32_weights(tiny, norm, device):
+    trained = fleet(tiny, [0], norm, Engine(device, precision="bfloat16"))
     seen = []
     for block in trained.trainees[0].model.layer2:
         block.bn1.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
     trained.train_epoch(0)
     assert set(seen) == {torch.bfloat16}
     assert {value.dtype for value in trained.trainees[0].state().values()} == {torch.float32}
+
+
+def test_plain_descent_needs_no_momentum(tiny):
+    trained = fleet(tiny, [0], recipe=replace(RECIPE, momentum=0.0))
+    trained.train_epoch(0)
+    assert not any(v.any() for k, v in trained.trainees[0].state().items() if k.startswith("momentum/"))
 
 
 def test_too_few_images_for_a_batch_are_refused(tiny):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from trueup.data.imagenet import ImageFolder
 from trueup.data.root import MissingDataError
 from trueup.training.checkpoint import load_checkpoint
 from trueup.training.imagenet import Choices, train_imagenet
@@ -85,6 +86,22 @@ def test_a_run_stopped_by_its_time_limit_goes_on_bit_for_bit(root, tmp_path):
     assert whole[1] == parts[1]
     for key, value in whole[0].items():
         assert torch.equal(value, parts[0][key]), key
+
+
+def test_every_epoch_sees_the_images_in_another_order_and_each_at_most_once(root, tmp_path, monkeypatch):
+    seen = []
+    read = ImageFolder.__getitem__
+
+    def note(folder, index):
+        if folder.crop.random:
+            seen.append(index)
+        return read(folder, index)
+
+    monkeypatch.setattr(ImageFolder, "__getitem__", note)
+    train_imagenet(Choices("gn", 0, RECIPE, size=32), tmp_path / "run", data=root, device="cpu", workers=0)
+    first, second = seen[:8], seen[8:]  # two batches of four an epoch
+    assert len(set(first)) == len(set(second)) == 8
+    assert first != second
 
 
 def test_the_checkpoint_of_another_run_is_refused(root, tmp_path):

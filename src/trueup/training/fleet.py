@@ -110,7 +110,7 @@ class Trainee:
             parameters,
             lr=self._rate,
             momentum=recipe.momentum,
-            nesterov=recipe.nesterov,
+            nesterov=recipe.nesterov and recipe.momentum > 0,
             weight_decay=recipe.weight_decay,
             fused=True,
         )

@@ -88,7 +88,7 @@ def train_imagenet(
             model.parameters(),
             lr=recipe.rate,
             momentum=recipe.momentum,
-            nesterov=recipe.nesterov,
+            nesterov=recipe.nesterov and recipe.momentum > 0,
             weight_decay=recipe.weight_decay,
         )
         for name, parameter in model.named_parameters():
@@ -99,7 +99,7 @@ def train_imagenet(
         for epoch in range(first, recipe.epochs):
             started = time.monotonic()
             train.set_epoch(epoch)
-            sampler.set_epoch(epoch)
+            pass
             sums = _train_epoch(shared, optimizer, loader, recipe, epoch, place)
             right = _count_right(model, test_loader, place)
             totals = torch.stack([*sums, right, torch.tensor(time.monotonic() - started, device=place)])

@@ -10,8 +10,8 @@ class Recipe:
     """Stochastic gradient descent with a learning rate that falls in steps.
 
     From the paper: `epochs`, `rate`, `decay_after`, the warm-up, the augmentation. Chosen here, because
-    it does not say: `batch`, `momentum` with Nesterov's correction, `weight_decay` on all parameters, and
-    `decay` where it is not given (MNIST, ImageNet).
+    it does not say: `batch`, `momentum` with Nesterov's correction, `weight_decay` on all
+    parameters, and `decay` where it is not given (MNIST, ImageNet).
     """
 
     epochs: int
