@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 def test_classes_are_the_synsets_in_alphabetical_order(folder, monkeypatch):
     listed = Path.iterdir  # whose order is the file system's
-    monkeypatch.setattr(Path, "iterdir", lambda path: reversed(sorted(listed(path))))
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(sorted(listed(path), reverse=True)))
     images = ImageFolder(folder, Crop(size=8, resize=10))
     assert images.synsets == ("n01", "n02", "n03")
     assert [images[i][1] for i in range(len(images))] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
