@@ -99,7 +99,7 @@ def train_imagenet(
         for epoch in range(first, recipe.epochs):
             started = time.monotonic()
             train.set_epoch(epoch)
-            pass
+            sampler.set_epoch(epoch)
             sums = _train_epoch(shared, optimizer, loader, recipe, epoch, place)
             right = _count_right(model, test_loader, place)
             totals = torch.stack([*sums, right, torch.tensor(time.monotonic() - started, device=place)])
