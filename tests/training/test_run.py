@@ -105,6 +105,15 @@ def test_a_run_reads_back_as_the_models_it_returned(tiny, tmp_path):
             assert torch.equal(value.float(), model.state_dict()[key]), key
 
 
+def test_a_run_that_crashed_before_its_last_test_says_how_to_make_it_up(tiny, tmp_path):
+    with pytest.raises(CrashError):
+        train(CHOICES, tiny, tiny, Engine(), out=tmp_path, report=crash_after(3))
+    with pytest.raises(ValueError, match=r"no test accuracy of seeds \[0, 4\]; the same train command"):
+        load_run(tmp_path)
+    train(CHOICES, tiny, tiny, Engine(), out=tmp_path)
+    assert set(load_run(tmp_path)[2]["test_accuracy"]) == {"0", "4"}
+
+
 def test_shipped_weights_are_float16_and_vectors_float32():
     types = {k: v.dtype for k, v in shipped({"m": torch.ones(2, 2), "v": torch.full((2,), 1e6)}).items()}
     assert types == {"m": torch.float16, "v": torch.float32}

@@ -118,12 +118,15 @@ def train(
         raise ValueError(f"choices say {choices.precision} but the engine computes in {engine.precision}")
     if time_limit is not None and out is None:
         raise ValueError("a time limit needs a folder to leave the checkpoint in; give out")
+    first, history, states = 0, list[dict[str, Any]](), dict[str, Tensor]()
+    if out is not None and (out / CHECKPOINT).exists():
+        first, history, states = _read_checkpoint(out / CHECKPOINT, choices)
     normalisation = SETS[choices.set].normalisation
     fleet = Fleet(choices.record().build, choices.seeds, train_images, normalisation, recipe, engine)
+    if states:
+        for trainee in fleet.trainees:
+            trainee.load_state(_below(f"{trainee.seed}/", states))
     test = test_images.to(engine.device)
-    first, history = 0, list[dict[str, Any]]()
-    if out is not None and (out / CHECKPOINT).exists():
-        first, history = _resume(out / CHECKPOINT, choices, fleet)
 
     slowest = 0.0
     for epoch in range(first, recipe.epochs):
@@ -167,6 +170,8 @@ def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str
             f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; train it to the end"
         )
     record = json.loads((out / RECORD).read_text())
+    if untested := [seed for seed in choices.seeds if str(seed) not in record["test_accuracy"]]:
+        raise ValueError(f"the run at {out} has no test accuracy of seeds {untested}; the same train command adds it")
     return choices, {seed: _below(f"{seed}/weights/", tensors) for seed in choices.seeds}, record
 
 
@@ -176,15 +181,14 @@ def _finished(choices: Choices, state: dict[str, Tensor]) -> nn.Module:
     return load_weights(choices.record().build(), shipped(weights)).eval()
 
 
-def _resume(path: Path, choices: Choices, fleet: Fleet) -> tuple[int, list[dict[str, Any]]]:
+def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[dict[str, Any]], dict[str, Tensor]]:
+    """The epoch, the history and the tensors of a run that was made by the same choices; else refused."""
     tensors, facts = load_checkpoint(path)
     there, wanted = _flat(facts["choices"]), _flat(_plain(choices))
     different = [f"{k} {there.get(k)} there, {wanted[k]} asked for" for k in wanted if there.get(k) != wanted[k]]
     if different:
         raise ValueError(f"{path} is of another run: {'; '.join(different)}. Choose another folder")
-    for trainee in fleet.trainees:
-        trainee.load_state(_below(f"{trainee.seed}/", tensors))
-    return facts["epoch"], facts["history"]
+    return facts["epoch"], facts["history"], tensors
 
 
 def _save(
