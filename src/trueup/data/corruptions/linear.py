@@ -1,0 +1,71 @@
+"""Blurs and zooms along the axes of an image, as matrices: borders and sampling grids are part of the matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from trueup.data.corruptions.arithmetic import quantise
+
+
+def separable(x: Tensor, matrix: Tensor) -> Tensor:
+    """`matrix @ x @ matrix.T` for every plane of `x` (..., n, n), in float64.
+
+    Exact, and so independent of the batch, where `x` is bytes or in steps of 2**-16.
+    """
+    return matrix @ (x.double() @ matrix.T)
+
+
+@lru_cache(maxsize=64)
+def gaussian(
+    size: int, sigma: float, device: torch.device, *, border: str = "nearest", truncate: float = 4.0
+) -> Tensor:
+    """The (size, size) matrix of `scipy.ndimage.gaussian_filter1d` with the same border and truncation.
+
+    >>> gaussian(4, 1.0, torch.device("cpu")).sum(1).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    radius = int(truncate * sigma + 0.5)
+    taps = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    weights = torch.exp(-0.5 * (taps / sigma) ** 2) if sigma > 0 else torch.ones(1, dtype=torch.float64)
+    sources = torch.arange(size).unsqueeze(1) + taps.long()
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    matrix.scatter_add_(1, _BORDERS[border](sources, size), (weights / weights.sum()).expand(size, -1))
+    return quantise(matrix).to(device)
+
+
+@lru_cache(maxsize=256)
+def zoom(size: int, factor: float, device: torch.device) -> Tensor:
+    """The (size, size) matrix that zooms into the middle by `factor`, as the originals' `clipped_zoom`.
+
+    The middle ceil(size / factor) pixels are resampled linearly, corners on corners
+    (`scipy.ndimage.zoom(order=1)`), and what is more than `size` is cut off on both sides.
+    """
+    kept = math.ceil(size / factor)
+    first = (size - kept) // 2
+    grown = round(kept * factor)
+    at = torch.arange(size, dtype=torch.float64) + (grown - size) // 2
+    at = at * ((kept - 1) / (grown - 1))
+    low = at.floor().long().clamp_(0, kept - 1)
+    high = (low + 1).clamp_(max=kept - 1)
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    matrix.scatter_add_(1, (first + low).unsqueeze(1), (1 - (at - low)).unsqueeze(1))
+    matrix.scatter_add_(1, (first + high).unsqueeze(1), (at - low).unsqueeze(1))
+    return quantise(matrix).to(device)
+
+
+def _nearest(at: Tensor, size: int) -> Tensor:
+    return at.clamp(0, size - 1)
+
+
+def _reflect(at: Tensor, size: int) -> Tensor:
+    """d c b a | a b c d | d c b a, as often as it takes."""
+    at = at.remainder(2 * size)
+    return torch.where(at < size, at, 2 * size - 1 - at)
+
+
+_BORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {"nearest": _nearest, "reflect": _reflect}
