@@ -12,87 +12,116 @@ from torch import Tensor
 from trueup.data.corruptions import linear
 from trueup.data.corruptions.arithmetic import WEIGHT_BITS, quantise
 
-_DIRECT = 32  # taps; beyond this a Fourier transform is quicker than shifting and adding
+_DENSE = 32  # up to this size, one matrix for a whole plane is quicker than one an axis and a zoom
 
 
 def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur of bytes, edges repeated, cut at four sigma. Float64."""
-    return linear.separable(x, linear.gaussian(x.shape[-1], sigma, x.device))
+    """Gaussian blur of bytes, edges repeated, cut at four sigma. Float64, exact."""
+    if x.is_cuda or x.shape[-1] <= 64:
+        return linear.separable(x, linear.gaussian(x.shape[-1], sigma, x.device))
+    return _shifted_gaussian(x, sigma)
 
 
 def defocus_blur(x: Tensor, radius: float, alias_blur: float) -> Tensor:
-    """Convolve bytes with a disk, mirrored at the border (the edge itself not repeated)."""
-    kernel = _disk(radius, alias_blur)
-    taps = int((kernel != 0).sum())
-    return _shift_and_add(x, kernel) if taps <= _DIRECT else _by_fourier(x, kernel)
+    """Convolve bytes with a smoothed disk, mirrored at the border (the edge itself not repeated).
 
-
-def zoom_blur(x: Tensor, stop: float, step: float) -> Tensor:
-    """The mean of the image and its zooms by 1, 1 + step, ... below `stop`. Float64."""
-    factors = np.arange(1, stop, step).tolist()  # arange, for its own rounding says whether `stop` is in
-    across = torch.cat([linear.zoom(x.shape[-1], f, x.device) for f in factors])  # (zooms * n, n)
-    n = x.shape[-1]
-    wide = x.double() @ across.T  # (..., n, zooms * n)
-    total = x.double()
-    for k in range(len(factors)):
-        total = total + across[k * n : (k + 1) * n] @ wide[..., k * n : (k + 1) * n]
-    return total / (len(factors) + 1)
-
-
-@lru_cache(maxsize=32)
-def _disk(radius: float, alias_blur: float) -> Tensor:
-    """A disk smoothed by a small gaussian (OpenCV's `GaussianBlur`), trimmed to what is not zero.
-
-    The canvas is 17 wide up to a radius of 8, and the smoothing 3 wide; beyond, 2 r + 1 and 5.
+    With running sums along the rows, each row of the disk is one subtraction. All sums are exact.
     """
-    reach, width = (8, 3) if radius <= 8 else (int(radius), 5)
-    at = torch.arange(-reach, reach + 1, dtype=torch.float64)
-    disk = (at[:, None] ** 2 + at**2 <= radius**2).double()
-    taps = torch.arange(width, dtype=torch.float64) - width // 2
-    smooth = torch.exp(-(taps**2) / (2 * alias_blur**2))
-    smooth /= smooth.sum()
-    padded = F.pad(disk[None, None], (width // 2,) * 4, mode="reflect")
-    disk = F.conv2d(F.conv2d(padded, smooth.view(1, 1, 1, -1)), smooth.view(1, 1, -1, 1))[0, 0]
-    kernel = quantise((disk / disk.sum()).view(1, -1)).view_as(disk)
-    used = (kernel != 0).nonzero()
-    edge = min(int(used.min()), 2 * reach - int(used.max()))
-    return kernel[edge : len(kernel) - edge, edge : len(kernel) - edge]
-
-
-def _shift_and_add(x: Tensor, kernel: Tensor) -> Tensor:
-    """Exact in float32: a byte times a weight in steps of 2**-16, and their sum, take 24 bits."""
+    disk, smooth, rest = _disk(radius, alias_blur)
     height, width = x.shape[-2:]
-    reach = len(kernel) // 2
+    far = len(disk) // 2  # the disk itself
+    near = len(smooth) // 2
+    reach = far + near
     padded = F.pad(x.float(), (reach,) * 4, mode="reflect")
-    total = torch.zeros_like(x, dtype=torch.float32)
-    for row, col in (kernel != 0).nonzero().tolist():
-        total.add_(padded[..., row : row + height, col : col + width], alpha=float(kernel[row, col]))
+    sums = F.pad(padded.cumsum(-1), (1, 0))
+    rows, cols = height + 2 * near, width + 2 * near
+    total = torch.zeros(*x.shape[:-2], rows, cols, device=x.device)
+    for row, half in enumerate(disk):
+        window = sums[..., row : row + rows, :]
+        total += window[..., far + half + 1 : far + half + 1 + cols]
+        total -= window[..., far - half : far - half + cols]
+    if near:
+        total = _along(_along(total.double(), smooth, -1, width), smooth, -2, height)
+    total = total / float(sum(2 * half + 1 for half in disk))
+    if rest:
+        added = torch.zeros_like(x, dtype=torch.float32)
+        for row, col, weight in rest:
+            added.add_(padded[..., row : row + height, col : col + width], alpha=weight)
+        total += added
     return total
 
 
-def _by_fourier(x: Tensor, kernel: Tensor) -> Tensor:
-    """As exact: the true values are multiples of 2**-16, and rounding to those removes the transform's error."""
-    height, width = x.shape[-2:]
-    reach = len(kernel) // 2
-    padded = F.pad(x.double(), (reach,) * 4, mode="reflect")
-    shape = [_smooth(side) for side in padded.shape[-2:]]
-    spectrum = torch.fft.rfft2(padded, s=shape) * _spectrum(kernel, shape[0], shape[1], x.device)
-    full = torch.fft.irfft2(spectrum, s=shape)[..., 2 * reach :, 2 * reach :]
-    return (full[..., :height, :width] * 2**WEIGHT_BITS).round_() / 2**WEIGHT_BITS
+def zoom_blur(x: Tensor, stop: float, step: float) -> Tensor:
+    """The mean of the image and its zooms by 1, 1 + step, ... below `stop`."""
+    factors = tuple(np.arange(1, stop, step).tolist())  # arange, for its rounding says whether `stop` is in
+    size = x.shape[-1]
+    if size <= _DENSE:
+        return (x.flatten(2).float() @ _all_zooms(size, factors, x.device)).view(x.shape)
+    total = x.float()
+    for factor in factors:
+        matrix = linear.zoom(size, factor, x.device).float()
+        low, high, part = linear.zoom_taps(size, factor, x.device)
+        wide = x.float() @ matrix.T  # exact: a byte times a weight in steps of 2**-16, and sums of them, take 24 bits
+        total += wide.index_select(-2, low) * (1 - part)
+        total += wide.index_select(-2, high) * part
+    return total / (len(factors) + 1)
 
 
-def _spectrum(kernel: Tensor, height: int, width: int, device: torch.device) -> Tensor:
-    # the disk is symmetric, so convolution is correlation
-    return torch.fft.rfft2(kernel.to(device), s=[height, width])
+@lru_cache(maxsize=16)
+def _all_zooms(size: int, factors: tuple[float, ...], device: torch.device) -> Tensor:
+    """(pixels, pixels): all of zoom blur as one matrix, exact on bytes in float32."""
+    total = torch.eye(size * size, dtype=torch.float64)
+    for factor in factors:
+        matrix = linear.zoom(size, factor, torch.device("cpu"))
+        total += torch.kron(matrix, matrix)
+    return quantise(total / (len(factors) + 1)).float().T.contiguous().to(device)
 
 
-def _smooth(size: int) -> int:
-    """The next number whose only prime factors are 2, 3 and 5: those transform quickly."""
-    while True:
-        rest = size
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return size
-        size += 1
+@lru_cache(maxsize=32)
+def _disk(radius: float, alias_blur: float) -> tuple[list[int], list[float], list[tuple[int, int, float]]]:
+    """A disk as half the width of each of its rows, the weights that smooth it, and where that is not all.
+
+    The originals draw the disk on a canvas 17 wide (2 r + 1 for a radius above 8) and smooth it there with
+    OpenCV, mirroring at the canvas' edge: where the disk touches that edge, a few weights are others (and the
+    sum is up to 1.013). Those come third: (row, column, difference).
+    """
+    reach, width = (8, 3) if radius <= 8 else (int(radius), 5)
+    far = int(radius)
+    halves = [int((radius**2 - row**2) ** 0.5) for row in range(-far, far + 1)]
+    taps = torch.arange(width, dtype=torch.float64) - width // 2
+    bell = torch.exp(-(taps**2) / (2 * alias_blur**2))
+    smooth = quantise(bell / bell.sum())
+    smooth = smooth[smooth.nonzero()[:, 0]]
+
+    def smoothed(canvas: int, mode: str) -> Tensor:
+        at = torch.arange(-canvas, canvas + 1, dtype=torch.float64)
+        disk = (at[:, None] ** 2 + at**2 <= radius**2).double()
+        padded = F.pad((disk / disk.sum())[None, None], (len(smooth) // 2,) * 4, mode=mode)
+        return F.conv2d(F.conv2d(padded, smooth.view(1, 1, 1, -1)), smooth.view(1, 1, -1, 1))[0, 0]
+
+    near = len(smooth) // 2
+    plain = smoothed(far + near, "constant")
+    theirs = smoothed(reach, "reflect")
+    rest = F.pad(theirs, (far + near - reach,) * 4) - plain  # negative padding trims
+    rest = (rest * 2**WEIGHT_BITS).round() / 2**WEIGHT_BITS
+    odd = [(row, col, float(rest[row, col])) for row, col in rest.nonzero().tolist()]
+    return halves, smooth.tolist(), odd
+
+
+def _shifted_gaussian(x: Tensor, sigma: float) -> Tensor:
+    """What the matrices give, for large planes on a CPU: one shifted copy a weight."""
+    taps = linear.gaussian_taps(sigma, 4.0)
+    reach = len(taps) // 2
+    weights = taps.tolist()
+    padded = F.pad(x.float(), (reach,) * 4, mode="replicate")
+    # along the rows first, where float32 is exact
+    across = _along(padded, weights, -1, x.shape[-1])
+    return _along(across.double(), weights, -2, x.shape[-2])
+
+
+def _along(x: Tensor, weights: list[float], dim: int, size: int) -> Tensor:
+    """The weighted sum of the windows of length `size` of `x` along `dim`."""
+    total = x.narrow(dim, 0, size) * weights[0]
+    for start, weight in enumerate(weights[1:], 1):
+        total.add_(x.narrow(dim, start, size), alpha=weight)
+    return total

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from trueup.data.corruptions.arithmetic import quantise
+from trueup.data.corruptions.arithmetic import WEIGHT_BITS, quantise
 
 
 def separable(x: Tensor, matrix: Tensor) -> Tensor:
@@ -29,13 +29,19 @@ def gaussian(
     >>> gaussian(4, 1.0, torch.device("cpu")).sum(1).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    radius = int(truncate * sigma + 0.5)
-    taps = torch.arange(-radius, radius + 1, dtype=torch.float64)
-    weights = torch.exp(-0.5 * (taps / sigma) ** 2) if sigma > 0 else torch.ones(1, dtype=torch.float64)
-    sources = torch.arange(size).unsqueeze(1) + taps.long()
+    taps = gaussian_taps(sigma, truncate)
+    sources = torch.arange(size).unsqueeze(1) + torch.arange(len(taps)) - len(taps) // 2
     matrix = torch.zeros(size, size, dtype=torch.float64)
-    matrix.scatter_add_(1, _BORDERS[border](sources, size), (weights / weights.sum()).expand(size, -1))
-    return quantise(matrix).to(device)
+    return matrix.scatter_add_(1, _BORDERS[border](sources, size), taps.expand(size, -1)).to(device)
+
+
+@lru_cache(maxsize=64)
+def gaussian_taps(sigma: float, truncate: float) -> Tensor:
+    """The weights of `scipy.ndimage.gaussian_filter1d`, in steps of 2**-16; one weight for a sigma of 0."""
+    radius = int(truncate * sigma + 0.5)
+    at = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    weights = torch.exp(-0.5 * (at / sigma) ** 2) if radius else torch.ones(1, dtype=torch.float64)
+    return quantise(weights / weights.sum())
 
 
 @lru_cache(maxsize=256)
@@ -45,17 +51,24 @@ def zoom(size: int, factor: float, device: torch.device) -> Tensor:
     The middle ceil(size / factor) pixels are resampled linearly, corners on corners
     (`scipy.ndimage.zoom(order=1)`), and what is more than `size` is cut off on both sides.
     """
+    low, high, part = zoom_taps(size, factor, torch.device("cpu"))
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    matrix.scatter_add_(1, low.unsqueeze(1), 1 - part.double())
+    return matrix.scatter_add_(1, high.unsqueeze(1), part.double()).to(device)
+
+
+@lru_cache(maxsize=256)
+def zoom_taps(size: int, factor: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as taps: (size,) indices of two pixels, and (size, 1) float32 the second one's weight."""
     kept = math.ceil(size / factor)
     first = (size - kept) // 2
     grown = round(kept * factor)
     at = torch.arange(size, dtype=torch.float64) + (grown - size) // 2
     at = at * ((kept - 1) / (grown - 1))
     low = at.floor().long().clamp_(0, kept - 1)
+    part = ((at - low) * 2**WEIGHT_BITS).round().div(2**WEIGHT_BITS).float().unsqueeze(1)
     high = (low + 1).clamp_(max=kept - 1)
-    matrix = torch.zeros(size, size, dtype=torch.float64)
-    matrix.scatter_add_(1, (first + low).unsqueeze(1), (1 - (at - low)).unsqueeze(1))
-    matrix.scatter_add_(1, (first + high).unsqueeze(1), (at - low).unsqueeze(1))
-    return quantise(matrix).to(device)
+    return (first + low).to(device), (first + high).to(device), part.to(device)
 
 
 def _nearest(at: Tensor, size: int) -> Tensor:

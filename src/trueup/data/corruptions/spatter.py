@@ -42,8 +42,8 @@ def mud(
 def drop_relief(layer: Tensor) -> Tensor:
     """How drops bulge, 0 to 255: an embossed map of the distance to their edges (int32, as `layer`)."""
     distance = distance_to(opencv_canny(layer, 50, 150)).clamp_(max=_FAR * 2**16)
-    level = _box(distance.double()).div_(2**16).floor_()  # 0 to 20
-    equal = _equalised(level.int())
+    level = _box(distance.double()).div_(2**16).to(torch.uint8)  # cut: 0 to 20
+    equal = _equalised(level)
     embossed = _emboss(equal.float()).clamp_(0, 255)
     return _box(embossed).round_().int()
 
@@ -55,6 +55,7 @@ def distance_to(edges: Tensor) -> Tensor:
     steps are doubled: 1, 2, 4, ...
     """
     away = torch.where(edges, 0, 64 * 2**16).int()
+    spare = torch.empty_like(away)
     for down, right, cost in (
         (0, 1, _STRAIGHT),
         (1, 0, _STRAIGHT),
@@ -68,7 +69,7 @@ def distance_to(edges: Tensor) -> Tensor:
         times = 1
         while times * cost <= _FAR * 2**16:
             for sign in (times, -times):
-                _relax(away, down * sign, right * sign, cost * times)
+                _relax(away, down * sign, right * sign, cost * times, spare)
             times *= 2
     return away
 
@@ -79,14 +80,15 @@ def _liquid(x: Tensor, draws: Draws, mean: float, deviation: float, sigma: float
     return linear.separable(noise, linear.gaussian(size, sigma, x.device)) * deviation + mean
 
 
-def _relax(away: Tensor, down: int, right: int, cost: int) -> None:
+def _relax(away: Tensor, down: int, right: int, cost: int, spare: Tensor) -> None:
     """Lower `away` to what it is `down` rows and `right` columns off, plus `cost`."""
     height, width = away.shape[-2:]
     if abs(down) >= height or abs(right) >= width:
         return
     here = away[..., max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]
     there = away[..., max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)]
-    here.copy_(torch.minimum(here, there + cost))
+    longer = torch.add(there, cost, out=spare[..., : here.shape[-2], : here.shape[-1]])
+    torch.minimum(here, longer, out=here)
 
 
 def _box(x: Tensor) -> Tensor:
