@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from trueup.cli.train import train
+
 app = typer.Typer(
     name="trueup",
     help="Make trained networks robust at test time.",
@@ -13,6 +15,7 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Get, make and look at data sets.", no_args_is_help=True)
 app.add_typer(data, name="data")
+app.command()(train)
 
 
 def main() -> None:

@@ -1,0 +1,135 @@
+"""How fast source models train: milliseconds a model and step, by norm, models at once and way to run them.
+
+    python benchmarks/training_speed.py --norm bn --models 8 --variant default --variant default,combo
+
+A variant is a compile mode and options, joined by commas: `none`, `default` or `max-autotune-no-cudagraphs`,
+then any of `combo`, `autotune`, `nchw`, `eager` (no CUDA graphs), `float32`, `streams=N`. Images are made up: as
+many and as large as CIFAR-10's, and the time does not depend on what they show. Rows are appended to a CSV.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from trueup.data.images import NORMALISATION, Images
+from trueup.models import ResNet20
+from trueup.training.engine import Engine, default_engine
+from trueup.training.fleet import Fleet
+from trueup.training.recipes import RECIPES
+
+FIELDS = ["norm", "models", "variant", "batch", "ms_a_model_and_step", "setup_s", "device", "torch"]
+NUMBER_OF_IMAGES = 50_000
+
+
+def engine_of(variant: str, device: str | None) -> Engine:
+    """The engine that `variant` describes."""
+    mode, *options = variant.split(",")
+    engine = replace(default_engine(device), compile=mode)  # type: ignore[arg-type]
+    for option in options:
+        name, _, value = option.partition("=")
+        change = {
+            "combo": {"combo": True},
+            "autotune": {"autotune": True},
+            "nchw": {"channels_last": False},
+            "eager": {"graphs": False},
+            "float32": {"precision": "float32"},
+            "streams": {"streams": int(value or 0)},
+        }.get(name)
+        if change is None:
+            raise SystemExit(f"unknown option {name!r} in variant {variant!r}")
+        engine = replace(engine, **change)
+    return engine
+
+
+def measure(
+    norm: str, models: int, engine: Engine, *, batch: int, steps: int, images: int
+) -> tuple[float, float]:
+    """Milliseconds a model and step, the best of three rounds of `steps`, and seconds before the first."""
+    generator = torch.Generator().manual_seed(0)
+    data = Images(
+        torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8, generator=generator),
+        torch.randint(0, 10, (images,), generator=generator),
+    )
+    recipe = replace(RECIPES["cifar10"], batch=batch)
+    began = time.perf_counter()
+    fleet = Fleet(
+        lambda: ResNet20(norm),  # type: ignore[arg-type]
+        range(models),
+        data,
+        NORMALISATION["cifar10"],
+        recipe,
+        engine,
+    )
+    fleet.train_epoch(0, steps=2)
+    setup = time.perf_counter() - began
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        fleet.train_epoch(0, steps=steps)
+        best = min(best, time.perf_counter() - began)
+    return 1000 * best / (steps * models), setup
+
+
+def main() -> None:
+    """Measure what the command line asks for, print it and append it to the CSV."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--norm", action="append", help="bn, gn, frn or frn-relu; may be repeated")
+    parser.add_argument("--models", type=int, action="append", help="models at once; may be repeated")
+    parser.add_argument("--variant", action="append", help="see above; may be repeated")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=200, help="steps a round")
+    parser.add_argument("--images", type=int, default=NUMBER_OF_IMAGES)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--out", type=Path, default=Path("results/training_speed.csv"))
+    chosen = parser.parse_args()
+    for variant in chosen.variant or ["default"]:
+        for norm in chosen.norm or ["bn", "gn", "frn"]:
+            for models in chosen.models or [8]:
+                engine = engine_of(variant, chosen.device)
+                torch._dynamo.reset()
+                try:
+                    ms, setup = measure(
+                        norm, models, engine, batch=chosen.batch, steps=chosen.steps, images=chosen.images
+                    )
+                except (
+                    Exception
+                ) as error:  # one variant that fails must not cost the measurements of the others
+                    print(
+                        f"{norm:8} {models:3} models  {variant}: {type(error).__name__}: {error}", flush=True
+                    )
+                    continue
+                cuda = engine.device.startswith("cuda")
+                device = torch.cuda.get_device_name(engine.device) if cuda else "cpu"
+                row = [
+                    norm,
+                    models,
+                    variant,
+                    chosen.batch,
+                    f"{ms:.3f}",
+                    f"{setup:.1f}",
+                    device,
+                    torch.__version__,
+                ]
+                print(
+                    f"{norm:8} {models:3} models  {variant:40} {ms:7.3f} ms  (set up in {setup:.0f} s)",
+                    flush=True,
+                )
+                chosen.out.parent.mkdir(parents=True, exist_ok=True)
+                new = not chosen.out.exists()
+                with chosen.out.open("a", newline="") as file:
+                    writer = csv.writer(file, lineterminator="\n")
+                    if new:
+                        writer.writerow(FIELDS)
+                    writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What a set of images is, and how its pixels become a network's input."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Images(NamedTuple):
+    """Images and their classes, as stored: one byte a pixel."""
+
+    images: Tensor  # (N, C, H, W) uint8
+    labels: Tensor  # (N,) int64
+
+    def __len__(self) -> int:
+        """The number of images (not of fields).
+
+        >>> len(Images(torch.zeros(5, 1, 4, 4, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64)))
+        5
+        """
+        return self.images.shape[0]
+
+    def first(self, count: int) -> Images:
+        """The first `count` images."""
+        return Images(self.images[:count], self.labels[:count])
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same on another device."""
+        return Images(self.images.to(device), self.labels.to(device))
+
+
+class Normalisation(NamedTuple):
+    """`(pixel / 255 - mean) / std`, channel by channel.
+
+    >>> Normalisation((0.5,), (0.25,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
+    tensor([[[[-2.,  2.]]]])
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Float32 input from uint8 images (N, C, H, W)."""
+        channels = images.shape[1]
+        if images.dtype != torch.uint8 or channels != len(self.mean):
+            raise ValueError(
+                f"wanted uint8 images with {len(self.mean)} channels, (N, {len(self.mean)}, H, W); "
+                f"got {images.dtype} of shape {tuple(images.shape)}"
+            )
+        scale, shift = self.affine(images.device)
+        return images * scale + shift
+
+    def affine(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """The same as `pixel * scale + shift`: two float32 tensors (1, C, 1, 1)."""
+        scale = torch.tensor([1 / (255 * s) for s in self.std], device=device)
+        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=device)
+        return scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
+
+
+IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""The usual one; the public CIFAR-10 ResNet-20 was trained with it as well."""
+
+NORMALISATION = {
+    "mnist": Normalisation((0.0,), (1.0,)),  # the paper: to [0, 1]
+    "digits": Normalisation((0.0,), (1.0,)),
+    "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),  # of the training set
+    "imagenet": IMAGENET,
+}
+"""How each set's pixels become input; a set's corrupted variants take the same."""

@@ -1,0 +1,42 @@
+"""A run on disk: tensors and what goes with them in one file, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write `tensors`, and `facts` as JSON, to the safetensors file at `path`."""
+    on_cpu = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    write_atomically(path, save(on_cpu, metadata={"trueup": json.dumps(facts)}))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts that `save_checkpoint` wrote."""
+    with safe_open(str(path), framework="pt") as file:
+        facts = (file.metadata() or {}).get("trueup")
+        if facts is None:
+            raise ValueError(f"{path} is a safetensors file but no checkpoint of trueup")
+        return {key: file.get_tensor(key) for key in file.keys()}, json.loads(facts)  # noqa: SIM118
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path` so that at any moment, crash or not, it holds the old or the new, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
