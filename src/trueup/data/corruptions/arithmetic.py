@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-WEIGHT_BITS = 16
+ONE = 1 << 16  # steps to one
 
 
 def quantise(weights: Tensor) -> Tensor:
@@ -21,11 +21,11 @@ def quantise(weights: Tensor) -> Tensor:
     >>> quantise(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)).sum().item()
     1.0
     """
-    rounded = (weights.double() * 2**WEIGHT_BITS).round()
+    rounded = (weights.double() * ONE).round()
     flat = rounded.reshape(-1, rounded.shape[-1])
     largest = flat.argmax(-1, keepdim=True)
-    flat = flat.scatter_add(-1, largest, 2**WEIGHT_BITS - flat.sum(-1, keepdim=True))
-    return flat.view_as(rounded) / 2**WEIGHT_BITS
+    flat = flat.scatter_add(-1, largest, ONE - flat.sum(-1, keepdim=True))
+    return flat.view_as(rounded) / ONE
 
 
 def truncated(x: Tensor) -> Tensor:

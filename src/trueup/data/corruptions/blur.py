@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trueup.data.corruptions import linear
-from trueup.data.corruptions.arithmetic import WEIGHT_BITS, quantise
+from trueup.data.corruptions.arithmetic import ONE, quantise
 
 _DENSE = 32  # up to this size, one matrix for a whole plane is quicker than one an axis and a zoom
 
@@ -61,7 +61,9 @@ def zoom_blur(x: Tensor, stop: float, step: float) -> Tensor:
     for factor in factors:
         matrix = linear.zoom(size, factor, x.device).float()
         low, high, part = linear.zoom_taps(size, factor, x.device)
-        wide = x.float() @ matrix.T  # exact: a byte times a weight in steps of 2**-16, and sums of them, take 24 bits
+        wide = (
+            x.float() @ matrix.T
+        )  # exact: a byte times a weight in steps of 2**-16, and sums of them, take 24 bits
         total += wide.index_select(-2, low) * (1 - part)
         total += wide.index_select(-2, high) * part
     return total / (len(factors) + 1)
@@ -103,7 +105,7 @@ def _disk(radius: float, alias_blur: float) -> tuple[list[int], list[float], lis
     plain = smoothed(far + near, "constant")
     theirs = smoothed(reach, "reflect")
     rest = F.pad(theirs, (far + near - reach,) * 4) - plain  # negative padding trims
-    rest = (rest * 2**WEIGHT_BITS).round() / 2**WEIGHT_BITS
+    rest = (rest * ONE).round() / ONE
     odd = [(row, col, float(rest[row, col])) for row, col in rest.nonzero().tolist()]
     return halves, smooth.tolist(), odd
 

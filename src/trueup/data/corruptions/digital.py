@@ -7,22 +7,30 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from trueup.data.corruptions.arithmetic import quantise
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 def jpeg_compression(x: Tensor, quality: int) -> Tensor:
     """Encode and decode with Pillow, on the CPU, in as many threads as torch uses. Bytes."""
+    try:
+        from PIL.Image import open as decode
+    except ImportError as error:
+        raise ImportError("JPEG compression needs Pillow: pip install 'trueup[images]'") from error
 
-    def code(image: Image.Image) -> Image.Image:
+    def code(image: Image) -> Image:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        return Image.open(file)
+        return decode(file)
 
     return _each(x, code)
 
@@ -31,7 +39,7 @@ def pixelate(x: Tensor, scale: float) -> Tensor:
     """Shrink by averaging boxes and grow again by repeating pixels, as Pillow's box filter does. Bytes."""
     size = x.shape[-1]
     small = int(size * scale)
-    if not x.is_cuda and size > 64:  # there Pillow is quicker than what follows, and gives the same
+    if not x.is_cuda and size > 64 and find_spec("PIL"):  # quicker there than what follows, and the same
         return _each(x, lambda image: _box(_box(image, small), size))
     matrix, back = _boxes(size, small, x.device)
     # Pillow goes along the rows first and rounds to bytes in between
@@ -40,18 +48,22 @@ def pixelate(x: Tensor, scale: float) -> Tensor:
     return shrunk.index_select(-2, back).index_select(-1, back)
 
 
-def _box(image: Image.Image, size: int) -> Image.Image:
-    return image.resize((size, size), Image.Resampling.BOX)
+def _box(image: Image, size: int) -> Image:
+    from PIL.Image import Resampling
+
+    return image.resize((size, size), Resampling.BOX)
 
 
-def _each(x: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
+def _each(x: Tensor, change: Callable[[Image], Image]) -> Tensor:
     """Put every image (three planes) through Pillow."""
+    from PIL.Image import fromarray, merge
+
     pixels = x.cpu().numpy()
     out = np.empty_like(pixels)
 
     def run(k: int) -> None:
         # Pillow merges and splits planes ten times as quickly as NumPy moves the axis
-        image = Image.merge("RGB", [Image.fromarray(plane) for plane in pixels[k]])
+        image = merge("RGB", [fromarray(plane) for plane in pixels[k]])
         for plane, changed in enumerate(change(image).split()):
             out[k, plane] = np.asarray(changed)
 

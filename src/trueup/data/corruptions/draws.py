@@ -16,11 +16,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from trueup.data.corruptions.arithmetic import ONE
+
 _WEYL = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _DRAW = 1 << 40  # words a draw may take before it would run into the next one
-NORMAL_BITS = 16  # normals are multiples of 2**-16: sums of them weighted by 32-bit fractions are exact
 
 
 class Draws:
@@ -79,7 +80,7 @@ class Draws:
         return (unit * torch.as_tensor(options, dtype=torch.int64)) >> 32
 
     def fraction(self, draw: int, count: int = 1) -> Tensor:
-        """(images, count) float64 on the CPU, in (0, 1): for the few numbers that say how an image is treated."""
+        """(images, count) float64 on the CPU, in (0, 1): for the few numbers that steer an image's treatment."""
         word = (_words(self._host, draw, count) >> 12) & ((1 << 52) - 1)
         return (word.double() + 0.5) * 2.0**-52
 
@@ -107,6 +108,6 @@ def _signed(word: int) -> int:
 @lru_cache
 def _quantiles(device: torch.device) -> Tensor:
     middle = (torch.arange(2**16, dtype=torch.float64) + 0.5) / 2**16
-    value = torch.special.ndtri(middle)
-    value *= math.sqrt(0.5) / value.std(correction=0)
-    return (value * 2**NORMAL_BITS).round().div(2**NORMAL_BITS).float().to(device)
+    value: Tensor = torch.special.ndtri(middle)
+    value = value * (math.sqrt(0.5) / value.std(correction=0))
+    return (value * ONE).round().div(ONE).float().to(device)

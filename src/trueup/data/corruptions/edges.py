@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.data.corruptions.arithmetic import WEIGHT_BITS
+from trueup.data.corruptions.arithmetic import ONE
 
 
 def canny_edges(x: Tensor) -> Tensor:
-    """White edges on black as `skimage.feature.canny(x / 255)` finds them (sigma 1, thresholds 0.1 and 0.2)."""
+    """White edges on black as `skimage.feature.canny(x / 255)` finds them (sigma 1, thresholds 0.1, 0.2)."""
     size = x.shape[-1]
     matrix = _dark_gaussian(size, x.device)
     covered = matrix.sum(1)  # beyond the border is black, and what it took is given back
@@ -94,9 +94,9 @@ def _sobel(padded: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dark_gaussian(size: int, device: torch.device) -> Tensor:
-    """A gaussian blur of sigma 1 that sees zeros outside; weights in steps of 2**-16, so that sums are exact."""
+    """A gaussian blur of sigma 1 that sees zeros outside; weights in steps of 2**-16: exact sums."""
     at = torch.arange(size, dtype=torch.float64)
     apart = at[:, None] - at
     weights = torch.exp(-0.5 * apart**2) * (apart.abs() <= 4)
     whole = torch.exp(-0.5 * torch.arange(-4, 5, dtype=torch.float64) ** 2).sum()
-    return ((weights / whole * 2**WEIGHT_BITS).round() / 2**WEIGHT_BITS).to(device)
+    return ((weights / whole * ONE).round() / ONE).to(device)

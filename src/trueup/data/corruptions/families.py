@@ -43,7 +43,7 @@ class Family:
 
 def _fixed(function: Callable[..., Tensor]) -> Recipe:
     """A recipe from a function that draws nothing."""
-    return lambda x, draws, *constants: function(x, *constants)
+    return lambda x, _, *constants: function(x, *constants)
 
 
 def _motion(x: Tensor, draws: Draws, radius: int, sigma: float) -> Tensor:
@@ -60,14 +60,14 @@ def _noise(function: Callable[[Tensor, Draws, float, float], Tensor], cut: float
 
 
 def _colour(canvas: int, ice: float) -> dict[str, Recipe]:
-    """CIFAR-10-C's and ImageNet-C's recipes: they differ in the canvas of the fog and the scale of the frost."""
+    """CIFAR-10-C's and ImageNet-C's recipes; the canvas of the fog and the scale of the frost differ."""
     return {
         "brightness": _fixed(brightness),
         "contrast": _fixed(contrast),
         "defocus_blur": _fixed(defocus_blur),
         "elastic_transform": elastic_transform,
-        "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas),
-        "frost": lambda x, draws, *constants: frost(x, draws, *constants, ice),
+        "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas=canvas),
+        "frost": lambda x, draws, *constants: frost(x, draws, *constants, scale=ice),
         "gaussian_blur": _fixed(gaussian_blur),
         "gaussian_noise": _noise(gaussian_noise, 1.0),
         "glass_blur": copying_glass_blur,
@@ -96,7 +96,7 @@ _GREY: dict[str, Recipe] = {
     "brightness": _fixed(lambda x, added: x + 255 * added),  # a grey pixel's value in HSV is its grey
     "translate": translate,
     "stripe": _fixed(stripe),
-    "fog": lambda x, draws, *constants: fog(x, draws, *constants, 256),
+    "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas=256),
     "spatter": mud,
     "dotted_line": dotted_line,
     "zigzag": zigzag,

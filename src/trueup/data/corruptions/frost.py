@@ -11,7 +11,13 @@ from torch import Tensor
 
 from trueup.data.root import MissingDataError, data_root
 
-FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the originals never reach the sixth
+FILES = (
+    "frost1.png",
+    "frost2.png",
+    "frost3.png",
+    "frost4.jpg",
+    "frost5.jpg",
+)  # the originals never reach the sixth
 
 
 def textures(scale: float, device: torch.device) -> list[Tensor]:
@@ -41,7 +47,7 @@ def _read(path: Path) -> Tensor:
 
 
 def _shrunk(image: Tensor, scale: float) -> Tensor:
-    """OpenCV's bilinear resize by one over an odd number: its samples fall on pixels, and nothing is averaged."""
+    """OpenCV's bilinear resize by one over an odd number: samples fall on pixels, nothing is averaged."""
     step = round(1 / scale)
     rows, cols = (round(side * scale) for side in image.shape[-2:])
     return image[:, step // 2 :: step, step // 2 :: step][:, :rows, :cols].contiguous()

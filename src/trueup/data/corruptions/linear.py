@@ -1,4 +1,4 @@
-"""Blurs and zooms along the axes of an image, as matrices: borders and sampling grids are part of the matrix."""
+"""Blurs and zooms along the axes of an image, as matrices: borders and sampling grids are in the matrix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from trueup.data.corruptions.arithmetic import WEIGHT_BITS, quantise
+from trueup.data.corruptions.arithmetic import ONE, quantise
 
 
 def separable(x: Tensor, matrix: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def zoom_taps(size: int, factor: float, device: torch.device) -> tuple[Tensor, T
     at = torch.arange(size, dtype=torch.float64) + (grown - size) // 2
     at = at * ((kept - 1) / (grown - 1))
     low = at.floor().long().clamp_(0, kept - 1)
-    part = ((at - low) * 2**WEIGHT_BITS).round().div(2**WEIGHT_BITS).float().unsqueeze(1)
+    part = ((at - low) * ONE).round().div(ONE).float().unsqueeze(1)
     high = (low + 1).clamp_(max=kept - 1)
     return (first + low).to(device), (first + high).to(device), part.to(device)
 
@@ -76,7 +76,7 @@ def _nearest(at: Tensor, size: int) -> Tensor:
 
 
 def _reflect(at: Tensor, size: int) -> Tensor:
-    """d c b a | a b c d | d c b a, as often as it takes."""
+    """D c b a | a b c d | d c b a, as often as it takes."""
     at = at.remainder(2 * size)
     return torch.where(at < size, at, 2 * size - 1 - at)
 

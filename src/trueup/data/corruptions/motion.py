@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -59,4 +60,4 @@ def _runs(row: np.ndarray, col: np.ndarray) -> list[tuple[int, int]]:
     """First and last (exclusive) of each run of images with the same offset."""
     change = np.flatnonzero((np.diff(row) != 0) | (np.diff(col) != 0)) + 1
     edges = [0, *change.tolist(), len(row)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))

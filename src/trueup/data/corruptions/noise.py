@@ -66,7 +66,7 @@ def _shot(photons: float, cut: float) -> Tensor:
     return table
 
 
-def _impulse(amount: float, cut: float) -> Tensor:
+def _impulse(amount: float, _: float) -> Tensor:
     table = torch.eye(256, dtype=torch.float64) * (1 - amount)
     table[:, [0, 255]] += amount / 2
     return table
@@ -91,7 +91,7 @@ def _sample(
 def _alias_table(
     law: Callable[[float, float], Tensor], level: float, cut: float, device: torch.device
 ) -> Tensor:
-    """Walker's alias table of each row, packed: 24 bits of threshold (signed, like the draw), 8 bits of alias.
+    """Walker's alias table of each row: 24 bits of threshold (signed, like the draw), 8 of alias.
 
     Column j of row v: byte j if the draw's upper 24 bits are below the threshold, else the alias.
     """
@@ -110,7 +110,7 @@ def _alias_table(
         left[rows, rich] -= 1.0 - threshold[rows, poor]
         done[rows, poor] = True
     steps = np.round(threshold * 2**24).astype(np.int64) - 2**23
-    # a threshold of one would need a 25th bit; there the alias is the column itself, and the last step is lost on nothing
+    # a threshold of one would need a 25th bit: there the alias is the column itself, and nothing is lost
     alias[steps >= 2**23] = np.broadcast_to(rows, (256, 256))[steps >= 2**23]
     packed = (np.minimum(steps, 2**23 - 1) << 8) | alias
     return torch.from_numpy(packed.astype(np.int32).reshape(-1)).to(device)

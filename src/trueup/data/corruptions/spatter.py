@@ -99,7 +99,7 @@ def _box(x: Tensor) -> Tensor:
 
 
 def _equalised(level: Tensor) -> Tensor:
-    """OpenCV's `equalizeHist` of levels 0 to 20: the share of pixels up to a level, without the lowest, to 255."""
+    """OpenCV's `equalizeHist` of levels 0 to 20: the share of pixels up to a level, less the lowest's, to 255."""
     flat = level.flatten(1)
     below = torch.stack([(flat <= k).sum(1) for k in range(_FAR + 1)], 1)  # (images, 21)
     total = flat.shape[1]
@@ -107,7 +107,9 @@ def _equalised(level: Tensor) -> Tensor:
     scale = 255.0 / (total - lowest).clamp(min=1)
     table = ((below - lowest).clamp_(min=0) * scale.float()).round_().int()
     # an image of one level stays as it is
-    table = torch.where(lowest == total, torch.arange(_FAR + 1, device=level.device, dtype=torch.int32), table)
+    table = torch.where(
+        lowest == total, torch.arange(_FAR + 1, device=level.device, dtype=torch.int32), table
+    )
     return table.gather(1, flat.long()).view_as(level)
 
 

@@ -15,7 +15,7 @@ _BORDERS = {
 
 
 def bilinear(x: Tensor, rows: Tensor, cols: Tensor, border: str) -> Tensor:
-    """Sample `x` (images, channels, h, w) linearly at `rows`, `cols` (images or 1, h, w), in pixels. Float32."""
+    """Sample `x` (N, C, h, w) linearly at `rows`, `cols` (N or 1, h, w), in pixels. Float32."""
     padding, centred = _BORDERS[border]
     grid = torch.stack(
         (_normal(cols, x.shape[-1], centred), _normal(rows, x.shape[-2], centred)), dim=-1

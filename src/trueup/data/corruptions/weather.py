@@ -14,14 +14,14 @@ from trueup.data.corruptions.plasma import plasma
 _LUMA = (0.299, 0.587, 0.114)  # OpenCV's RGB2GRAY
 
 
-def fog(x: Tensor, draws: Draws, thickness: float, decay: float, canvas: int) -> Tensor:
-    """Add a cloud `thickness` times as bright as white, then scale the image's maximum back to where it was."""
+def fog(x: Tensor, draws: Draws, thickness: float, decay: float, *, canvas: int) -> Tensor:
+    """Add a cloud `thickness` times as bright as white, then scale the image's maximum back."""
     cloud = plasma(draws, 0, canvas, decay)[:, None, : x.shape[-2], : x.shape[-1]]
     brightest = x.amax((1, 2, 3), keepdim=True).float()
     return (x + cloud * (255 * thickness)) * (brightest / (brightest + 255 * thickness))
 
 
-def frost(x: Tensor, draws: Draws, image: float, ice: float, scale: float) -> Tensor:
+def frost(x: Tensor, draws: Draws, image: float, ice: float, *, scale: float) -> Tensor:
     """`image` times the image plus `ice` times a random crop of one of the first five frost textures."""
     ices = textures(scale, x.device)
     height, width = x.shape[-2:]
@@ -45,7 +45,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Tensor:
-    """Flakes: zoomed noise above a threshold, blurred as it falls, and once more upside down; the image paler."""
+    """Flakes: zoomed noise above a threshold, blurred by its fall, and the same upside down; a paler image."""
     size = x.shape[-1]
     noise = draws.normal(0, size * size).view(-1, 1, size, size)
     flakes = linear.separable(noise, linear.zoom(size, zoom, x.device)) * deviation + mean
