@@ -80,7 +80,7 @@ class Draws:
         return (unit * torch.as_tensor(options, dtype=torch.int64)) >> 32
 
     def fraction(self, draw: int, count: int = 1) -> Tensor:
-        """(images, count) float64 on the CPU, in (0, 1): for the few numbers that steer an image's treatment."""
+        """(images, count) float64 on the CPU, in (0, 1): the few numbers that steer an image's treatment."""
         word = (_words(self._host, draw, count) >> 12) & ((1 << 52) - 1)
         return (word.double() + 0.5) * 2.0**-52
 

@@ -99,7 +99,7 @@ def _box(x: Tensor) -> Tensor:
 
 
 def _equalised(level: Tensor) -> Tensor:
-    """OpenCV's `equalizeHist` of levels 0 to 20: the share of pixels up to a level, less the lowest's, to 255."""
+    """OpenCV's `equalizeHist` of levels 0 to 20: the share of pixels up to a level, less the lowest's."""
     flat = level.flatten(1)
     below = torch.stack([(flat <= k).sum(1) for k in range(_FAR + 1)], 1)  # (images, 21)
     total = flat.shape[1]

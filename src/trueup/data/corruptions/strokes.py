@@ -77,5 +77,5 @@ def _zigzag(start: int, slant: int) -> np.ndarray:
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     cols, rows = turn @ np.array(corners).T + np.array([[first], [start]])
     sides = zip(cols[:-1], rows[:-1], cols[1:], rows[1:], strict=True)
-    drawn: np.ndarray = np.stack([_line(*side) for side in sides])
-    return np.add.reduce(drawn)
+    drawn: np.ndarray = np.stack([_line(*side) for side in sides]).sum(0)
+    return drawn
