@@ -20,7 +20,7 @@ from torch import Tensor
 from trueup.data.corruptions.draws import Draws
 from trueup.data.corruptions.families import FAMILIES, Family
 
-__all__ = ["GENERATOR", "corrupt", "corruptions", "severities"]
+__all__ = ["GENERATOR", "check", "corrupt", "corruptions", "severities"]
 
 _T = TypeVar("_T")
 
@@ -53,7 +53,8 @@ def corrupt(
     _check_images(images, benchmark)
     numbers = _numbers(indices, len(images))
     recipe = benchmark.recipes[name]
-    chunk = max(1, (_CHUNK_GPU if images.is_cuda else _CHUNK_CPU) // images[0].numel()) if len(images) else 1
+    work = max(benchmark.channels * benchmark.size**2, benchmark.scratch.get(name, 0))
+    chunk = max(1, (_CHUNK_GPU if images.is_cuda else _CHUNK_CPU) // work)
     out = torch.empty_like(images, memory_format=torch.contiguous_format)
     for first in range(0, len(images), chunk):
         part = images[first : first + chunk].contiguous()
@@ -61,6 +62,17 @@ def corrupt(
         done = recipe(part, draws, *constants)
         out[first : first + chunk] = done if done.dtype == torch.uint8 else benchmark.to_bytes(done)
     return out
+
+
+def check(family: str, name: str, severity: int | None) -> int:
+    """The severity meant, 0 for a corruption without; an error where there is no such corruption.
+
+    >>> check("mnist-c", "fog", None), check("mnist-c", "fog", 2), check("mnist-c", "stripe", None)
+    (5, 2, 0)
+    """
+    benchmark = _named(family, FAMILIES, "family")
+    _named(name, benchmark.recipes, f"corruption of {family}")
+    return _level(benchmark, name, severity)[0]
 
 
 def corruptions(family: str) -> tuple[str, ...]:

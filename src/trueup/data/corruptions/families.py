@@ -30,7 +30,11 @@ Recipe = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Family:
-    """One benchmark. `published` names the severity of corruptions that are published at one only."""
+    """One benchmark.
+
+    `published` names the severity of corruptions that are published at one only; `scratch`, how many values
+    a corruption works on for one image, where those are more than the image's own.
+    """
 
     name: str
     channels: int
@@ -39,6 +43,7 @@ class Family:
     recipes: Mapping[str, Recipe]
     to_bytes: Callable[[Tensor], Tensor]
     published: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = field(default_factory=dict)
 
 
 def _fixed(function: Callable[..., Tensor]) -> Recipe:
@@ -106,7 +111,16 @@ _GREY: dict[str, Recipe] = {
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("mnist-c", 1, 28, severities.MNIST_C, _GREY, rounded, severities.MNIST_C_PUBLISHED),
+        Family(
+            "mnist-c",
+            channels=1,
+            size=28,
+            levels=severities.MNIST_C,
+            recipes=_GREY,
+            to_bytes=rounded,
+            published=severities.MNIST_C_PUBLISHED,
+            scratch={"fog": 256 * 256},
+        ),
         Family("cifar10-c", 3, 32, severities.CIFAR10_C, _colour(32, 0.2), truncated),
         Family("imagenet-c", 3, 224, severities.IMAGENET_C, _colour(256, 1.0), truncated),
     )

@@ -45,7 +45,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Tensor:
-    """Flakes are zoomed noise over a threshold, blurred by its fall, and once more upside down; a paler image."""
+    """Flakes are zoomed noise over a threshold, blurred by its fall, and again upside down; a paler image."""
     size = x.shape[-1]
     noise = draws.normal(0, size * size).view(-1, 1, size, size)
     flakes = linear.separable(noise, linear.zoom(size, zoom, x.device)) * deviation + mean
