@@ -86,7 +86,9 @@ def show(
             images = clean(name, data).images[first : first + count]
         page = contact_sheet(
             name,
-            lambda what, severity: corrupt(images, what, severity, family=name, indices=numbers, seed=seed),
+            lambda what, severity: corrupt(
+                images, what, severity, family=name, indices=numbers, seed=seed, root=data
+            ),
         )
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error

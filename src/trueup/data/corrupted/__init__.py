@@ -60,7 +60,7 @@ def load(
     if origin == "published":
         raise arrays.missing(family, name, chosen, root)
     source = clean(family, root)
-    made = corrupt(source.images.to(device), name, severity, family=family, seed=seed)
+    made = corrupt(source.images.to(device), name, severity, family=family, seed=seed, root=root)
     return Corrupted(made.cpu(), source.labels, "generated")
 
 

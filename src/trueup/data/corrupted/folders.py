@@ -40,30 +40,46 @@ class ImageNetC(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(
-        self, source: ImageFolder, name: str, severity: int, origin: Origin, seed: int | None = None
+        self,
+        source: ImageFolder,
+        name: str,
+        severity: int,
+        origin: Origin,
+        seed: int | None = None,
+        root: str | os.PathLike[str] | None = None,
     ) -> None:
         check("imagenet-c", name, severity)
-        self.source, self.name, self.severity, self.origin, self.seed = source, name, severity, origin, seed
+        self.source, self.name, self.severity = source, name, severity
+        self.origin, self.seed, self.root = origin, seed, root
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         pixels, label = self.source[index]
-        return self._corrupted(pixels[None], [index])[0], label
+        return self.corrupted(pixels[None], [index])[0], label
 
     def batches(self, size: int, device: torch.device | str = "cpu") -> Iterator[Images]:
         """All images in order, `size` at a time, on `device`."""
         first = 0
         for clean in self.source.batches(size):
             numbers = list(range(first, first + len(clean)))
-            yield Images(self._corrupted(clean.images.to(device), numbers), clean.labels.to(device))
+            yield Images(self.corrupted(clean.images.to(device), numbers), clean.labels.to(device))
             first += len(clean)
 
-    def _corrupted(self, images: Tensor, numbers: list[int]) -> Tensor:
+    def corrupted(self, images: Tensor, numbers: list[int]) -> Tensor:
+        """The images `numbers` of the set as they are to be seen, given as they were read."""
         if self.seed is None:
             return images
-        return corrupt(images, self.name, self.severity, family="imagenet-c", indices=numbers, seed=self.seed)
+        return corrupt(
+            images,
+            self.name,
+            self.severity,
+            family="imagenet-c",
+            indices=numbers,
+            seed=self.seed,
+            root=self.root,
+        )
 
 
 def imagenet_c(
@@ -95,7 +111,7 @@ def imagenet_c(
             "get it with `trueup data get imagenet-c`, or take origin='generated'"
         )
     source = ImageFolder(clean if clean is not None else clean_folder(root), Crop(224, 256))
-    return ImageNetC(source, name, severity, "generated", seed)
+    return ImageNetC(source, name, severity, "generated", seed, root)
 
 
 UNFINISHED = ".unfinished"

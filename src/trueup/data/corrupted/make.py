@@ -63,7 +63,7 @@ def make(
         there = (top / path).exists()
         if (there and path not in manifest.files) or manifest.holds(path, wanted):
             continue
-        parts = _parts(source, family, name, levels, seed, device) if levels else _labels(source, shape)
+        parts = _parts(source, family, name, levels, seed, device, root) if levels else _labels(source, shape)
         manifest.files[path] = (
             wanted  # before the file has its name: from then on nobody takes it for published
         )
@@ -113,13 +113,14 @@ def _parts(
     levels: Iterable[int | None],
     seed: int,
     device: torch.device | str,
+    root: str | os.PathLike[str] | None,
     size: int = 1000,
 ) -> Iterator[np.ndarray]:
     for severity in levels:
         for first in range(0, len(source), size):
             images = source.images[first : first + size].to(device)
             numbers = range(first, first + len(images))
-            made = corrupt(images, name, severity, family=family, indices=numbers, seed=seed)
+            made = corrupt(images, name, severity, family=family, indices=numbers, seed=seed, root=root)
             yield _channels_last(made)
 
 
@@ -208,7 +209,7 @@ def _make_folders(
             manifest.files.pop(unit, None)
             place.mkdir(parents=True, exist_ok=True)
             (place / UNFINISHED).touch()
-            data = ImageNetC(source, name, severity, "generated", seed)
+            data = ImageNetC(source, name, severity, "generated", seed, root)
             _write_images(data, place, device, _counter(progress, unit, len(source)))
             digest, size = _listing(place)
             manifest.files[unit] = changed(wanted, sha256=digest, bytes=size)
@@ -236,9 +237,7 @@ def _write_images(
         todo = [k for k in numbers if not files[k].exists()]
         if todo:
             clean_images = torch.stack([data.source[k][0] for k in todo]).to(device)
-            made = corrupt(
-                clean_images, data.name, data.severity, family="imagenet-c", indices=todo, seed=data.seed or 0
-            )
+            made = data.corrupted(clean_images, todo)
             for k, pixels in zip(todo, _channels_last(made), strict=True):
                 content = io.BytesIO()
                 Image.fromarray(pixels).save(content, "JPEG", quality=85, optimize=True)

@@ -11,6 +11,7 @@ True
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -39,13 +40,15 @@ def corrupt(
     family: str,
     indices: Sequence[int] | Tensor | None = None,
     seed: int = 0,
+    root: str | os.PathLike[str] | None = None,
 ) -> Tensor:
     """Corrupt `images` (N, C, H, W) uint8 as the benchmark `family` does; as many bytes come back.
 
     `family` is `mnist-c` (1 x 28 x 28), `cifar10-c` (3 x 32 x 32) or `imagenet-c` (3 x 224 x 224). `severity`
     is 1 to 5; None stands for the one that the published MNIST-C has. `indices` are the images' numbers in
     their set (0..N-1 if not given): an image's corruption depends on its number, `seed`, `name` and
-    `severity`, and on nothing else: no batch, order, thread count or random state.
+    `severity`, and on nothing else: no batch, order, thread count or random state. `root` is the data root,
+    where frost's textures are.
     """
     benchmark = _named(family, FAMILIES, "family")
     _named(name, benchmark.recipes, f"corruption of {family}")
@@ -53,13 +56,14 @@ def corrupt(
     _check_images(images, benchmark)
     numbers = _numbers(indices, len(images))
     recipe = benchmark.recipes[name]
+    extra = {"root": root} if name in benchmark.textured else {}
     work = max(benchmark.channels * benchmark.size**2, benchmark.scratch.get(name, 0))
     chunk = max(1, (_CHUNK_GPU if images.is_cuda else _CHUNK_CPU) // work)
     out = torch.empty_like(images, memory_format=torch.contiguous_format)
     for first in range(0, len(images), chunk):
         part = images[first : first + chunk].contiguous()
         draws = Draws(seed, name, level, numbers[first : first + chunk], images.device)
-        done = recipe(part, draws, *constants)
+        done = recipe(part, draws, *constants, **extra)
         out[first : first + chunk] = done if done.dtype == torch.uint8 else benchmark.to_bytes(done)
     return out
 

@@ -33,7 +33,8 @@ class Family:
     """One benchmark.
 
     `published` names the severity of corruptions that are published at one only; `scratch`, how many values
-    a corruption works on for one image, where those are more than the image's own.
+    a corruption works on for one image, where those are more than the image's own; `textured`, which ones
+    want to know the data root for their textures.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Family:
     to_bytes: Callable[[Tensor], Tensor]
     published: Mapping[str, int] = field(default_factory=dict)
     scratch: Mapping[str, int] = field(default_factory=dict)
+    textured: frozenset[str] = frozenset()
 
 
 def _fixed(function: Callable[..., Tensor]) -> Recipe:
@@ -72,7 +74,7 @@ def _colour(canvas: int, ice: float) -> dict[str, Recipe]:
         "defocus_blur": _fixed(defocus_blur),
         "elastic_transform": elastic_transform,
         "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas=canvas),
-        "frost": lambda x, draws, *constants: frost(x, draws, *constants, scale=ice),
+        "frost": lambda x, draws, *constants, root: frost(x, draws, *constants, scale=ice, root=root),
         "gaussian_blur": _fixed(gaussian_blur),
         "gaussian_noise": _noise(gaussian_noise, 1.0),
         "glass_blur": copying_glass_blur,
@@ -121,7 +123,23 @@ FAMILIES: dict[str, Family] = {
             published=severities.MNIST_C_PUBLISHED,
             scratch={"fog": 256 * 256},
         ),
-        Family("cifar10-c", 3, 32, severities.CIFAR10_C, _colour(32, 0.2), truncated),
-        Family("imagenet-c", 3, 224, severities.IMAGENET_C, _colour(256, 1.0), truncated),
+        Family(
+            "cifar10-c",
+            channels=3,
+            size=32,
+            levels=severities.CIFAR10_C,
+            recipes=_colour(canvas=32, ice=0.2),
+            to_bytes=truncated,
+            textured=frozenset({"frost"}),
+        ),
+        Family(
+            "imagenet-c",
+            channels=3,
+            size=224,
+            levels=severities.IMAGENET_C,
+            recipes=_colour(canvas=256, ice=1.0),
+            to_bytes=truncated,
+            textured=frozenset({"frost"}),
+        ),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,12 +21,12 @@ FILES = (
 )  # the originals never reach the sixth
 
 
-def textures(scale: float, device: torch.device) -> list[Tensor]:
+def textures(scale: float, device: torch.device, root: str | os.PathLike[str] | None = None) -> list[Tensor]:
     """The five textures, (3, height, width) uint8, shrunk by `scale` as OpenCV's bilinear resize does.
 
     They are read from the folder `frost` of the data root.
     """
-    return _textures(data_root() / "frost", scale, device)
+    return _textures(data_root(root) / "frost", scale, device)
 
 
 @lru_cache(maxsize=8)

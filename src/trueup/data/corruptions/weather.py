@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from trueup.data.corruptions.frost import textures
 from trueup.data.corruptions.motion import motion_blur
 from trueup.data.corruptions.plasma import plasma
 
+Root = str | os.PathLike[str] | None
 _LUMA = (0.299, 0.587, 0.114)  # OpenCV's RGB2GRAY
 
 
@@ -21,9 +24,9 @@ def fog(x: Tensor, draws: Draws, thickness: float, decay: float, *, canvas: int)
     return (x + cloud * (255 * thickness)) * (brightest / (brightest + 255 * thickness))
 
 
-def frost(x: Tensor, draws: Draws, image: float, ice: float, *, scale: float) -> Tensor:
+def frost(x: Tensor, draws: Draws, image: float, ice: float, *, scale: float, root: Root = None) -> Tensor:
     """`image` times the image plus `ice` times a random crop of one of the first five frost textures."""
-    ices = textures(scale, x.device)
+    ices = textures(scale, x.device, root)
     height, width = x.shape[-2:]
     which = draws.choice(0, len(ices)).tolist()
     top = draws.choice(1, [ices[k].shape[-2] - height for k in which]).tolist()
