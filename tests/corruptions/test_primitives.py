@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trueup.data.corruptions import blur, edges, glass, linear, noise, spatter
 from trueup.data.corruptions.arithmetic import quantise
-from trueup.data.corruptions.digital import _boxes
+from trueup.data.corruptions.digital import _boxes, pixelate
 from trueup.data.corruptions.draws import Draws
 from trueup.data.corruptions.plasma import plasma
 from trueup.data.corruptions.warp import bilinear
@@ -36,8 +36,9 @@ def test_the_gaussian_matrix_is_scipys_filter(border, sigma):
 @pytest.mark.parametrize("sigma", [1.0, 2.5])
 def test_shifting_gives_the_very_numbers_of_the_matrix(sigma):
     x = greys(1, 3, 96, 96)
-    by_matrix = linear.separable(x, linear.gaussian(96, sigma, CPU))
-    assert torch.equal(blur._shifted_gaussian(x, sigma), by_matrix)
+    assert torch.equal(linear.blur(x, sigma), linear.separable(x, linear.gaussian(96, sigma, CPU)))
+    z = Draws(0, "z", 1, [0], "cpu").normal(0, 96 * 96).view(1, 1, 96, 96)
+    assert torch.equal(linear.blur(z, sigma), linear.separable(z, linear.gaussian(96, sigma, CPU)))
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.01, 1.25, 2.5])
@@ -141,6 +142,9 @@ def test_boxes_are_pillows(size, scale):
     ours = (matrix @ rows).add(0.5).floor()[back][:, back]
     assert np.abs(ours.numpy() - theirs).max() <= 1
     assert (ours.numpy() == theirs).mean() > 0.99
+    assert np.array_equal(
+        pixelate(x.expand(1, 3, -1, -1), scale)[0, 0].numpy(), ours if size == 32 else theirs
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def pixelate(x: Tensor, scale: float) -> Tensor:
     size = x.shape[-1]
     small = int(size * scale)
     if not x.is_cuda and size > 64 and find_spec("PIL"):  # quicker there than what follows, and the same
-        return _each(x, lambda image: _box(_box(image, small), size))
+        return _each(x, lambda image: _boxed(image, small, size))
     matrix, back = _boxes(size, small, x.device)
     # Pillow goes along the rows first and rounds to bytes in between
     rows = (x.float() @ matrix.T).add_(0.5).floor_()
@@ -48,10 +48,11 @@ def pixelate(x: Tensor, scale: float) -> Tensor:
     return shrunk.index_select(-2, back).index_select(-1, back)
 
 
-def _box(image: Image, size: int) -> Image:
+def _boxed(image: Image, small: int, size: int) -> Image:
     from PIL.Image import Resampling
 
-    return image.resize((size, size), Resampling.BOX)
+    # growing, the nearest pixel is the one in the box, in half the time
+    return image.resize((small, small), Resampling.BOX).resize((size, size), Resampling.NEAREST)
 
 
 def _each(x: Tensor, change: Callable[[Image], Image]) -> Tensor:

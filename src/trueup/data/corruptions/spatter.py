@@ -33,7 +33,7 @@ def mud(
 ) -> Tensor:
     """Brown drops that cover the image; on a grey image, drops of mud's red value."""
     drops = (_liquid(x, draws, mean, deviation, sigma) > threshold).double()
-    cover = linear.separable(drops, linear.gaussian(x.shape[-1], blur, x.device))
+    cover = linear.blur(drops, blur)
     cover = torch.where(cover < 0.8, 0.0, cover).float()
     colour = torch.tensor(_MUD[: x.shape[1]], device=x.device).view(1, -1, 1, 1)
     return x * (1 - cover) + colour * cover
@@ -77,7 +77,7 @@ def distance_to(edges: Tensor) -> Tensor:
 def _liquid(x: Tensor, draws: Draws, mean: float, deviation: float, sigma: float) -> Tensor:
     size = x.shape[-1]
     noise = draws.normal(0, size * size).view(-1, 1, size, size)
-    return linear.separable(noise, linear.gaussian(size, sigma, x.device)) * deviation + mean
+    return linear.blur(noise, sigma) * deviation + mean
 
 
 def _relax(away: Tensor, down: int, right: int, cost: int, spare: Tensor) -> None:
