@@ -111,6 +111,19 @@ def test_the_state_of_torch_is_neither_used_nor_changed():
     assert torch.equal(corrupt(x, "snow", 3, family="cifar10-c"), first)
 
 
+@pytest.mark.parametrize("name", ["zoom_blur", "pixelate", "gaussian_blur"])
+def test_lower_precision_that_the_user_allows_is_not_used(name):
+    """On a CPU with bfloat16 units or a GPU with TF32 the products would be cut short."""
+    x = images("cifar10-c", 3)
+    exact = corrupt(x, name, 5, family="cifar10-c")
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert torch.equal(corrupt(x, name, 5, family="cifar10-c"), exact)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_the_images_given_are_left_alone():
     for family, name in SMALL:
         if name == "frost":

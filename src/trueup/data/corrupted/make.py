@@ -22,6 +22,7 @@ from trueup.data.corruptions import GENERATOR, corrupt, corruptions
 from trueup.data.corruptions.families import FAMILIES
 from trueup.data.imagenet import Crop, ImageFolder
 from trueup.data.images import Images
+from trueup.data.pillow import pillow
 
 Progress = Callable[[str, int, int], None]
 """Told (what, images done, images in all) of the file or folder in work."""
@@ -227,8 +228,7 @@ def _write_images(
     size: int = 64,
 ) -> None:
     """Write the images that are not there; each appears complete or not at all."""
-    from PIL import Image
-
+    encode = pillow("writing ImageNet-C").fromarray
     for first in range(0, len(data), size):
         numbers = range(first, min(first + size, len(data)))
         files = {
@@ -240,7 +240,7 @@ def _write_images(
             made = data.corrupted(clean_images, todo)
             for k, pixels in zip(todo, _channels_last(made), strict=True):
                 content = io.BytesIO()
-                Image.fromarray(pixels).save(content, "JPEG", quality=85, optimize=True)
+                encode(pixels).save(content, "JPEG", quality=85, optimize=True)
                 files[k].parent.mkdir(parents=True, exist_ok=True)
                 replace(files[k], content.getvalue())
         progress(numbers.stop)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.data.corruptions import corruptions, severities
+from trueup.data.pillow import pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,7 +26,8 @@ def contact_sheet(family: str, source: Source, *, levels: bool = True, side: int
 
     Each image is drawn `side` pixels wide or its own width, whichever is larger.
     """
-    from PIL import Image, ImageDraw
+    module = pillow("a contact sheet")
+    from PIL import ImageDraw
 
     rows = []
     for name in corruptions(family):
@@ -33,7 +35,7 @@ def contact_sheet(family: str, source: Source, *, levels: bool = True, side: int
         rows.append((name, [_strip(source(name, step), side) for step in steps or (None,)]))
     height = max(strip.height for _, strips in rows for strip in strips) + _MARGIN
     width = max(sum(strip.width + 3 * _MARGIN for strip in strips) for _, strips in rows)
-    page = Image.new("RGB", (_NAMES + width, _LINE + height * len(rows)), "white")
+    page: Image = module.new("RGB", (_NAMES + width, _LINE + height * len(rows)), "white")
     pen = ImageDraw.Draw(page)
     blocks = max((strips for _, strips in rows), key=len)
     left = _NAMES
@@ -51,11 +53,10 @@ def contact_sheet(family: str, source: Source, *, levels: bool = True, side: int
 
 
 def _strip(images: Tensor, side: int) -> Image:
-    from PIL import Image
-
     pixels = images.cpu().expand(-1, 3, -1, -1)
     factor = max(1, side // pixels.shape[-1])
     pixels = pixels.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
     gap = torch.full((len(pixels), 3, pixels.shape[-2], 1), 255, dtype=torch.uint8)
     joined = torch.cat(list(torch.cat((pixels, gap), -1)), -1)
-    return Image.fromarray(np.ascontiguousarray(joined.permute(1, 2, 0).numpy()))
+    strip: Image = pillow("a contact sheet").fromarray(np.ascontiguousarray(joined.permute(1, 2, 0).numpy()))
+    return strip

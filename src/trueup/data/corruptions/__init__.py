@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from trueup.data.corruptions.arithmetic import full_precision
 from trueup.data.corruptions.draws import Draws
 from trueup.data.corruptions.families import FAMILIES, Family
 
@@ -63,7 +64,8 @@ def corrupt(
     for first in range(0, len(images), chunk):
         part = images[first : first + chunk].contiguous()
         draws = Draws(seed, name, level, numbers[first : first + chunk], images.device)
-        done = recipe(part, draws, *constants, **extra)
+        with full_precision():
+            done = recipe(part, draws, *constants, **extra)
         out[first : first + chunk] = done if done.dtype == torch.uint8 else benchmark.to_bytes(done)
     return out
 

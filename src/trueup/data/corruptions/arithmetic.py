@@ -7,10 +7,27 @@ exact in float64, and there is only one answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 ONE = 1 << 16  # steps to one
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Float32 matrix products without short cuts (TF32, bfloat16), whatever the user has allowed."""
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def quantise(weights: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trueup.data.corruptions.arithmetic import quantise
+from trueup.data.pillow import pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,15 +23,13 @@ if TYPE_CHECKING:
 
 def jpeg_compression(x: Tensor, quality: int) -> Tensor:
     """Encode and decode with Pillow, on the CPU, in as many threads as torch uses. Bytes."""
-    try:
-        from PIL.Image import open as decode
-    except ImportError as error:
-        raise ImportError("JPEG compression needs Pillow: pip install 'trueup[images]'") from error
+    decode = pillow("JPEG compression").open
 
     def code(image: Image) -> Image:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        return decode(file)
+        decoded: Image = decode(file)
+        return decoded
 
     return _each(x, code)
 
@@ -57,14 +56,13 @@ def _boxed(image: Image, small: int, size: int) -> Image:
 
 def _each(x: Tensor, change: Callable[[Image], Image]) -> Tensor:
     """Put every image (three planes) through Pillow."""
-    from PIL.Image import fromarray, merge
-
+    module = pillow("JPEG compression")
     pixels = x.cpu().numpy()
     out = np.empty_like(pixels)
 
     def run(k: int) -> None:
         # Pillow merges and splits planes ten times as quickly as NumPy moves the axis
-        image = merge("RGB", [fromarray(plane) for plane in pixels[k]])
+        image = module.merge("RGB", [module.fromarray(plane) for plane in pixels[k]])
         for plane, changed in enumerate(change(image).split()):
             out[k, plane] = np.asarray(changed)
 

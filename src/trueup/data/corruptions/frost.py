@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.data.pillow import pillow
 from trueup.data.root import MissingDataError, data_root
 
 FILES = (
@@ -41,9 +42,7 @@ def _textures(folder: Path, scale: float, device: torch.device) -> list[Tensor]:
 
 
 def _read(path: Path) -> Tensor:
-    from PIL import Image
-
-    with Image.open(path) as image:
+    with pillow("the frost corruption").open(path) as image:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 

@@ -7,6 +7,8 @@ done here exactly as in sequence, without a step for each pixel.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -80,6 +82,7 @@ def _walked(reach: int, height: int, width: int, device: torch.device) -> Tensor
     return inside.view(-1)
 
 
+@lru_cache(maxsize=16)
 def _fronts(reach: int, height: int, width: int, device: torch.device) -> list[Tensor]:
     """The walk as a list of sets of pixels whose swaps cannot meet.
 
@@ -89,7 +92,6 @@ def _fronts(reach: int, height: int, width: int, device: torch.device) -> list[T
     """
     number = torch.arange(height).unsqueeze(1) * (2 * reach) + torch.arange(width)
     inside = _walked(reach, height, width, torch.device("cpu"))
-    number = torch.where(inside, number.view(-1), -1).to(device)
+    number = torch.where(inside, number.view(-1), -1)
     own = torch.arange(height * width)
-    host = number.cpu()
-    return [own[host == n].to(device) for n in sorted(set(host[host >= 0].tolist()), reverse=True)]
+    return [own[number == n].to(device) for n in sorted(set(number[inside].tolist()), reverse=True)]

@@ -24,7 +24,7 @@ def separable(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def blur(x: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur of every plane of `x`, bytes or in steps of 2**-16: edges repeated, cut at four sigma. Exact.
+    """Gaussian blur of planes, bytes or in steps of 2**-16: edges repeated, cut at four sigma. Exact.
 
     Large planes on a CPU are shifted and added, a copy a weight; else two matrices. The numbers are the same.
     """
