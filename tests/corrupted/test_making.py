@@ -111,8 +111,21 @@ def test_a_stop_in_the_middle_leaves_no_half_file_and_is_resumed(small_root, mon
     assert make("cifar10-c", root=small_root, only=SOME) == ["contrast.npy", "labels.npy"]
 
 
-def test_a_process_killed_anywhere_is_mended(small_root):
-    """Killed while writing: a .part file. Killed between naming the file and listing it: no checksum yet."""
+def test_a_process_killed_before_it_lists_a_file_does_not_make_it_published(small_root, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{MODULE}.changed", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make("cifar10-c", root=small_root, only=["contrast"])
+    monkeypatch.undo()
+    assert (small_root / "CIFAR-10-C" / "contrast.npy").exists()
+    assert make("cifar10-c", root=small_root, only=["contrast"]) == ["contrast.npy", "labels.npy"]
+    assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
+
+
+def test_what_a_killed_process_leaves_is_mended(small_root):
+    """Half a file under another name, and a file that is listed without a checksum."""
     make("cifar10-c", root=small_root, only=SOME)
     top = small_root / "CIFAR-10-C"
     content = json.loads((top / "trueup-manifest.json").read_text())

@@ -93,7 +93,7 @@ def test_a_broken_array_is_named(tmp_path, rng):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ValueError, match=r"fog\.npy is broken.*again"):
         load("cifar10-c", "fog", 1, root=tmp_path)
-    np.save(path, np.zeros((100, 32, 32), dtype=np.float32))
+    np.save(path, np.zeros((100, 32, 32, 3), dtype=np.float32))
     with pytest.raises(ValueError, match=r"float32.*wanted uint8 \(N, 32, 32, 3\)"):
         load("cifar10-c", "fog", 1, root=tmp_path)
 
@@ -107,21 +107,21 @@ def test_what_is_not_there_is_made_or_named(small_root):
 
 
 def test_imagenet_c_from_a_clean_folder_and_from_its_own(small_root):
-    made = imagenet_c("contrast", 2, root=small_root)
+    made = imagenet_c("fog", 2, root=small_root)
     assert made.origin == "generated"
     clean = torch.stack([made.source[k][0] for k in range(len(made))])
-    wanted = corrupt(clean, "contrast", 2, family="imagenet-c")
+    wanted = corrupt(clean, "fog", 2, family="imagenet-c")
     assert torch.equal(made[3][0], wanted[3])
     batches = list(made.batches(2))
     assert torch.equal(torch.cat([batch.images for batch in batches]), wanted)
     assert [label for batch in batches for label in batch.labels.tolist()] == [0, 0, 1, 1]
-    with pytest.raises(MissingDataError, match=r"digital/contrast/2.*trueup data get imagenet-c"):
-        imagenet_c("contrast", 2, root=small_root, origin="published")
+    with pytest.raises(MissingDataError, match=r"weather/fog/2.*trueup data get imagenet-c"):
+        imagenet_c("fog", 2, root=small_root, origin="published")
 
-    make("imagenet-c", root=small_root, only=["contrast"], severities=[2])
-    stored = imagenet_c("contrast", 2, root=small_root)
+    make("imagenet-c", root=small_root, only=["fog"], severities=[2])
+    stored = imagenet_c("fog", 2, root=small_root)
     assert stored.seed is None
     assert stored.origin == "generated"
     assert (stored[3][0].int() - wanted[3].int()).abs().float().mean() < 3  # JPEG
     (small_root / "ImageNet-C" / "trueup-manifest.json").unlink()
-    assert imagenet_c("contrast", 2, root=small_root).origin == "published"
+    assert imagenet_c("fog", 2, root=small_root).origin == "published"

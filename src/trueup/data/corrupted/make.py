@@ -65,9 +65,7 @@ def make(
         if (there and path not in manifest.files) or manifest.holds(path, wanted):
             continue
         parts = _parts(source, family, name, levels, seed, device, root) if levels else _labels(source, shape)
-        manifest.files[path] = (
-            wanted  # before the file has its name: from then on nobody takes it for published
-        )
+        manifest.files[path] = wanted  # before the file has its name: nobody shall take it for published
         manifest.write()
         made = _write_array(top / path, shape, parts, _counter(progress, path, shape[0]))
         manifest.files[path] = changed(wanted, sha256=made[0], bytes=made[1])
