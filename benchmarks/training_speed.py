@@ -3,8 +3,8 @@
     python benchmarks/training_speed.py --norm bn --models 8 --variant default --variant default,combo
 
 A variant is a compile mode and options, joined by commas: `none`, `default` or `max-autotune-no-cudagraphs`,
-then any of `combo`, `autotune`, `nchw`, `eager` (no CUDA graphs), `float32`, `streams=N`. Images are made up: as
-many and as large as CIFAR-10's, and the time does not depend on what they show. Rows are appended to a CSV.
+then any of `combo`, `autotune`, `nchw`, `eager` (no CUDA graphs), `float32`, `streams=N`. Images are made up:
+as many and as large as CIFAR-10's; the time does not depend on what they show. Rows are appended to a CSV.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def engine_of(variant: str, device: str | None) -> Engine:
     return engine
 
 
-def measure(
-    norm: str, models: int, engine: Engine, *, batch: int, steps: int, images: int
-) -> tuple[float, float]:
+def measure(norm: str, models: int, engine: Engine, *, batch: int, steps: int, images: int) -> tuple[float, float]:
     """Milliseconds a model and step, the best of three rounds of `steps`, and seconds before the first."""
     generator = torch.Generator().manual_seed(0)
     data = Images(
@@ -78,9 +76,7 @@ def measure(
 
 def main() -> None:
     """Measure what the command line asks for, print it and append it to the CSV."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--norm", action="append", help="bn, gn, frn or frn-relu; may be repeated")
     parser.add_argument("--models", type=int, action="append", help="models at once; may be repeated")
     parser.add_argument("--variant", action="append", help="see above; may be repeated")
@@ -99,12 +95,8 @@ def main() -> None:
                     ms, setup = measure(
                         norm, models, engine, batch=chosen.batch, steps=chosen.steps, images=chosen.images
                     )
-                except (
-                    Exception
-                ) as error:  # one variant that fails must not cost the measurements of the others
-                    print(
-                        f"{norm:8} {models:3} models  {variant}: {type(error).__name__}: {error}", flush=True
-                    )
+                except Exception as error:  # one variant that fails must not cost the measurements of the others
+                    print(f"{norm:8} {models:3} models  {variant}: {type(error).__name__}: {error}", flush=True)
                     continue
                 cuda = engine.device.startswith("cuda")
                 device = torch.cuda.get_device_name(engine.device) if cuda else "cpu"

@@ -1,1 +1,33 @@
-"""trueup: bring a trained network's activations back into line, at test time, image by image."""
+"""trueup: bring a trained network's activations back into line, at test time, image by image.
+
+    targets = trueup.calibrate(model, clean_loader)  # one pass over clean data
+    robust = trueup.correct(model, targets)          # a module like the model, weights shared, the model untouched
+    logits = robust(images)
+
+The files of the three verbs begin with an underscore because `trueup.correct` is the function.
+"""
+
+from trueup import functional
+from trueup._calibrate import calibrate
+from trueup._correct import correct
+from trueup._measure import Shift, measure
+from trueup._sites import sites
+from trueup.correction import Correction
+from trueup.graph import Options, Site, TraceError
+from trueup.targets import SiteTarget, Targets
+
+__version__ = "0.1.0"
+__all__ = [
+    "Correction",
+    "Options",
+    "Shift",
+    "Site",
+    "SiteTarget",
+    "Targets",
+    "TraceError",
+    "calibrate",
+    "correct",
+    "functional",
+    "measure",
+    "sites",
+]

@@ -71,7 +71,5 @@ def test_the_real_set_is_whole(data_path, split, count, first):
     data_path("MNIST", "raw")
     data = mnist.load(split)
     assert data.images.shape == (count, 1, 28, 28)
-    assert (
-        int(data.labels[0]) == first
-    )  # the first training image is the well-known 5, the first test image a 7
+    assert int(data.labels[0]) == first  # the first training image is the well-known 5, the first test image a 7
     assert data.labels.unique().tolist() == list(range(10))

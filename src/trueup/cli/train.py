@@ -19,12 +19,11 @@ def train(
     data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's; decays move along.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Stop with a checkpoint before this many seconds.")
-    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Stop with a checkpoint before this many seconds.")] = None,
     batch: Annotated[int | None, typer.Option(help="Images a step.")] = None,
     rate: Annotated[float | None, typer.Option(help="The first learning rate.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="On all parameters.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Nesterov's; 0 for plain descent.")] = None,
     warmup_epochs: Annotated[int | None, typer.Option(help="Epochs of rising learning rate.")] = None,
     groups: Annotated[int | None, typer.Option(help="Of group norm.")] = None,
     shortcut: Annotated[str, typer.Option(help="Of ResNet-20: projection or pad.")] = "projection",
@@ -55,9 +54,8 @@ def train(
     if dataset not in RECIPES:
         raise typer.BadParameter(f"unknown set {dataset!r}; known: {', '.join(RECIPES)}")
     recipe = RECIPES[dataset] if epochs is None else shortened(RECIPES[dataset], epochs)
-    recipe = replace(
-        recipe, **_given(batch=batch, rate=rate, weight_decay=weight_decay, warmup_epochs=warmup_epochs)
-    )
+    changes = _given(batch=batch, rate=rate, weight_decay=weight_decay, momentum=momentum, warmup_epochs=warmup_epochs)
+    recipe = replace(recipe, **changes)
     folder = out / f"{dataset}-{norm}"
     if dataset == "imagenet":
         from trueup.training import imagenet
@@ -69,9 +67,7 @@ def train(
             size=image_size,
             **_given(groups=groups),
         )
-        imagenet.train_imagenet(
-            chosen, folder, data=data, device=device, workers=workers, time_limit=time_limit
-        )
+        imagenet.train_imagenet(chosen, folder, data=data, device=device, workers=workers, time_limit=time_limit)
         return
     engine = replace(
         default_engine(device),

@@ -70,9 +70,7 @@ class _PickledArray:
         _, shape, dtype, fortran, raw = state
         if not isinstance(dtype, _PickledType) or not isinstance(raw, bytes):
             raise pickle.UnpicklingError("refused an array of anything but bytes")
-        self.values = np.frombuffer(bytearray(raw), dtype=np.uint8).reshape(
-            shape, order="F" if fortran else "C"
-        )
+        self.values = np.frombuffer(bytearray(raw), dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 class _PickledType:

@@ -110,9 +110,7 @@ def _random_piece(image: Image.Image, crop: Crop, chance: random.Random) -> Imag
     from PIL import Image
 
     left, top, width, height = _random_box(image.width, image.height, chance)
-    piece = image.resize(
-        (crop.size, crop.size), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height)
-    )
+    piece = image.resize((crop.size, crop.size), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
     return piece.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if chance.random() < 0.5 else piece
 
 

@@ -42,9 +42,7 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dty
     # Two zero bytes, the type (8: unsigned byte), the number of dimensions, then each as a big-endian uint32.
     header = 4 + 4 * dimensions
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) < header:
-        raise ValueError(
-            f"{path} is no IDX file of bytes with {dimensions} dimensions; delete it and get it again"
-        )
+        raise ValueError(f"{path} is no IDX file of bytes with {dimensions} dimensions; delete it and get it again")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     values = np.frombuffer(bytearray(content), dtype=np.uint8, offset=header)
     if values.size != np.prod(shape):

@@ -1,8 +1,25 @@
 """Source models: ResNets with batch, group or filter response norm, and their checkpoints."""
 
+from trueup.models.files import Record, read_models, read_record, save_models
 from trueup.models.norms import NORMS, TLU, FilterResponseNorm, Norm
 from trueup.models.public import load_public
 from trueup.models.resnet20 import ResNet20
 from trueup.models.resnet50 import ResNet50
+from trueup.models.zoo import load, names, record
 
-__all__ = ["NORMS", "TLU", "FilterResponseNorm", "Norm", "ResNet20", "ResNet50", "load_public"]
+__all__ = [
+    "NORMS",
+    "TLU",
+    "FilterResponseNorm",
+    "Norm",
+    "Record",
+    "ResNet20",
+    "ResNet50",
+    "load",
+    "load_public",
+    "names",
+    "read_models",
+    "read_record",
+    "record",
+    "save_models",
+]

@@ -54,9 +54,7 @@ class ResNet20(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut round them, each with its activation."""
 
-    def __init__(
-        self, width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcut, groups: int
-    ) -> None:
+    def __init__(self, width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcut, groups: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
         self.bn1 = norm_layer(norm, width, groups=groups)
@@ -93,9 +91,7 @@ class PadShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
 
-def _stage(
-    width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcut, groups: int
-) -> nn.Sequential:
+def _stage(width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcut, groups: int) -> nn.Sequential:
     return nn.Sequential(
         BasicBlock(width_in, width, stride, norm, shortcut, groups),
         BasicBlock(width, width, 1, norm, shortcut, groups),

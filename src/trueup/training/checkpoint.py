@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from trueup.atomic import write_atomically
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -26,17 +27,3 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if facts is None:
             raise ValueError(f"{path} is a safetensors file but no checkpoint of trueup")
         return {key: file.get_tensor(key) for key in file.keys()}, json.loads(facts)  # noqa: SIM118
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path` so that at any moment, crash or not, it holds the old or the new, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

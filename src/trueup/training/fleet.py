@@ -40,15 +40,12 @@ class Fleet:
         self.engine = engine
         self.steps = len(data) // recipe.batch
         if self.steps == 0:
-            raise ValueError(
-                f"{len(data)} training images make no batch of {recipe.batch}; choose a smaller batch"
-            )
+            raise ValueError(f"{len(data)} training images make no batch of {recipe.batch}; choose a smaller batch")
         on_device = data.to(engine.device)
         with _backends(engine):
             loss = _compiled(engine)
             self.trainees = [
-                Trainee(_seeded(build, seed), seed, on_device, normalisation, recipe, engine, loss)
-                for seed in seeds
+                Trainee(_seeded(build, seed), seed, on_device, normalisation, recipe, engine, loss) for seed in seeds
             ]
             if engine.graphs:
                 count = engine.streams or len(seeds)
@@ -100,9 +97,7 @@ class Trainee:
         self._graph: torch.cuda.CUDAGraph | None = None
 
         used = self._steps * recipe.batch
-        self._draws = draw_epoch(
-            seed, 0, len(data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror
-        )
+        self._draws = draw_epoch(seed, 0, len(data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror)
         self._draws = type(self._draws)(*(t.to(engine.device) for t in self._draws))
         self._rates = torch.zeros(self._steps, device=engine.device)
         self._within = torch.arange(recipe.batch, device=engine.device)
@@ -115,7 +110,7 @@ class Trainee:
             parameters,
             lr=self._rate,
             momentum=recipe.momentum,
-            nesterov=recipe.nesterov,
+            nesterov=recipe.nesterov and recipe.momentum > 0,
             weight_decay=recipe.weight_decay,
             fused=True,
         )
@@ -194,7 +189,7 @@ class Trainee:
             self.engine,
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        self._rate.copy_(self._rates[self._step])
+        self._rate.copy_(self._rates.take(self._step))  # not [...]: that would wait for the number
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._loss_sum += loss.detach()
@@ -242,7 +237,10 @@ def _compiled(engine: Engine) -> Loss:
     # Here and not above: the compiler takes seconds to import.
     from torch._inductor import list_mode_options
 
-    options: dict[str, Any] = {"combo_kernels": True} if engine.combo else {}
+    # Fusing reductions over rows with ones over columns fails an assertion on filter response norm (torch 2.11).
+    options: dict[str, Any] = {"triton.mix_order_reduction": False}
+    if engine.combo:
+        options["combo_kernels"] = True
     if engine.compile != "default":
         options |= list_mode_options(engine.compile)
     # Parameters are inputs of the compiled code, so that one compilation serves all models.
@@ -252,9 +250,7 @@ def _compiled(engine: Engine) -> Loss:
 @contextmanager
 def _backends(engine: Engine) -> Iterator[None]:
     cudnn = torch.backends.cudnn
-    with cudnn.flags(
-        enabled=True, benchmark=engine.autotune, deterministic=not engine.autotune, allow_tf32=False
-    ):
+    with cudnn.flags(enabled=True, benchmark=engine.autotune, deterministic=not engine.autotune, allow_tf32=False):
         yield
 
 

@@ -1,4 +1,4 @@
-"""ResNet-50 on ImageNet, on as many processes as `torchrun` starts, each with a device and a part of each batch.
+"""ResNet-50 on ImageNet, on as many processes as `torchrun` starts, each with its part of every batch.
 
     torchrun --nproc-per-node 4 -m trueup train --set imagenet --norm gn --data ROOT --out runs
 
@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
+from trueup.atomic import write_atomically
 from trueup.data.imagenet import Crop, ImageFolder
 from trueup.data.images import IMAGENET
 from trueup.data.root import data_root
 from trueup.models.norms import Norm
 from trueup.models.resnet50 import GROUPS, ResNet50
 from trueup.models.weights import weights_of
-from trueup.training.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from trueup.training.checkpoint import load_checkpoint, save_checkpoint
 from trueup.training.describe import device_name, duration
 from trueup.training.recipes import Recipe, learning_rate
 
@@ -87,7 +88,7 @@ def train_imagenet(
             model.parameters(),
             lr=recipe.rate,
             momentum=recipe.momentum,
-            nesterov=recipe.nesterov,
+            nesterov=recipe.nesterov and recipe.momentum > 0,
             weight_decay=recipe.weight_decay,
         )
         for name, parameter in model.named_parameters():
@@ -121,8 +122,9 @@ def train_imagenet(
             if rank == 0:
                 _save(out, choices, model, momentum, history, place, world)
                 print(
-                    f"epoch {epoch + 1}/{recipe.epochs}  loss {row['loss']:.4f}  train {100 * row['train']:.2f} %"
-                    f"  test {100 * row['test']:.2f} %  {duration(left)} left",
+                    f"epoch {epoch + 1}/{recipe.epochs}  loss {row['loss']:.4f}"
+                    f"  train {100 * row['train']:.2f} %  test {100 * row['test']:.2f} %"
+                    f"  {duration(left)} left",
                     flush=True,
                 )
             if world > 1:
@@ -174,7 +176,7 @@ def _input(images: Tensor, place: torch.device) -> Tensor:
 
 @contextmanager
 def _processes(device: str | None) -> Iterator[tuple[int, int, torch.device]]:
-    """This process's rank, the number of processes, and its device; a process on its own is rank 0 of 1."""
+    """The rank of this process, the number of processes, its device; one on its own is rank 0 of 1."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" not in os.environ:
         yield 0, 1, torch.device(kind)

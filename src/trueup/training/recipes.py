@@ -10,8 +10,8 @@ class Recipe:
     """Stochastic gradient descent with a learning rate that falls in steps.
 
     From the paper: `epochs`, `rate`, `decay_after`, the warm-up, the augmentation. Chosen here, because
-    it does not say: `batch`, `momentum` with Nesterov's correction, `weight_decay` on all parameters, and `decay`
-    where it is not given (MNIST, ImageNet).
+    it does not say: `batch`, `momentum` with Nesterov's correction, `weight_decay` on all
+    parameters, and `decay` where it is not given (MNIST, ImageNet).
     """
 
     epochs: int
@@ -57,10 +57,9 @@ def shortened(recipe: Recipe, epochs: int) -> Recipe:
     >>> shortened(RECIPES["cifar10"], 30).decay_after
     (15, 22)
     """
-    scale = epochs / recipe.epochs
     return replace(
         recipe,
         epochs=epochs,
-        decay_after=tuple(int(after * scale) for after in recipe.decay_after),
-        warmup_epochs=int(recipe.warmup_epochs * scale),
+        decay_after=tuple(after * epochs // recipe.epochs for after in recipe.decay_after),
+        warmup_epochs=recipe.warmup_epochs * epochs // recipe.epochs,
     )

@@ -21,13 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueup.atomic import write_atomically
 from trueup.data.images import Images
 from trueup.data.sets import SETS
+from trueup.models.files import Record, shipped
 from trueup.models.norms import Norm, check_norm
-from trueup.models.resnet20 import GROUPS, ResNet20, Shortcut
+from trueup.models.resnet20 import GROUPS, Shortcut
 from trueup.models.weights import load_weights
 from trueup.training.accuracy import accuracy
-from trueup.training.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from trueup.training.checkpoint import load_checkpoint, save_checkpoint
 from trueup.training.describe import device_name, duration
 from trueup.training.engine import Engine
 from trueup.training.fleet import Fleet
@@ -55,10 +57,11 @@ class Choices:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"wanted one or more different seeds, got {self.seeds}")
 
-    def build(self) -> ResNet20:
-        """The untrained network; its weights depend on PyTorch's random state."""
+    def record(self) -> Record:
+        """What the models will be; accuracies and training are not known yet."""
         chosen = SETS[self.set]
-        return ResNet20(
+        return Record(
+            self.set,
             self.norm,
             channels=chosen.channels,
             classes=chosen.classes,
@@ -115,12 +118,15 @@ def train(
         raise ValueError(f"choices say {choices.precision} but the engine computes in {engine.precision}")
     if time_limit is not None and out is None:
         raise ValueError("a time limit needs a folder to leave the checkpoint in; give out")
-    normalisation = SETS[choices.set].normalisation
-    fleet = Fleet(choices.build, choices.seeds, train_images, normalisation, recipe, engine)
-    test = test_images.to(engine.device)
-    first, history = 0, list[dict[str, Any]]()
+    first, history, states = 0, list[dict[str, Any]](), dict[str, Tensor]()
     if out is not None and (out / CHECKPOINT).exists():
-        first, history = _resume(out / CHECKPOINT, choices, fleet)
+        first, history, states = _read_checkpoint(out / CHECKPOINT, choices)
+    normalisation = SETS[choices.set].normalisation
+    fleet = Fleet(choices.record().build, choices.seeds, train_images, normalisation, recipe, engine)
+    if states:
+        for trainee in fleet.trainees:
+            trainee.load_state(_below(f"{trainee.seed}/", states))
+    test = test_images.to(engine.device)
 
     slowest = 0.0
     for epoch in range(first, recipe.epochs):
@@ -143,19 +149,13 @@ def train(
             _save(out, choices, engine, fleet, done, history)
         means = [sum(values) / len(values) for values in zip(*results, strict=True)]
         mean_test = None if tested[0] is None else sum(t for t in tested if t is not None) / len(tested)
-        report(
-            Progress(
-                done, recipe.epochs, means[0], means[1], mean_test, seconds, fleet.steps, len(results), stop
-            )
-        )
+        report(Progress(done, recipe.epochs, means[0], means[1], mean_test, seconds, fleet.steps, len(results), stop))
         if stop:
             return None
     models = {trainee.seed: _finished(choices, trainee.state()) for trainee in fleet.trainees}
     if out is not None:
-        shipped = {
-            seed: accuracy(model.to(engine.device), test, normalisation) for seed, model in models.items()
-        }
-        _save(out, choices, engine, fleet, recipe.epochs, history, shipped)
+        accuracies = {seed: accuracy(model.to(engine.device), test, normalisation) for seed, model in models.items()}
+        _save(out, choices, engine, fleet, recipe.epochs, history, accuracies)
     return {seed: model.cpu() for seed, model in models.items()}
 
 
@@ -170,34 +170,25 @@ def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str
             f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; train it to the end"
         )
     record = json.loads((out / RECORD).read_text())
+    if untested := [seed for seed in choices.seeds if str(seed) not in record["test_accuracy"]]:
+        raise ValueError(f"the run at {out} has no test accuracy of seeds {untested}; the same train command adds it")
     return choices, {seed: _below(f"{seed}/weights/", tensors) for seed in choices.seeds}, record
-
-
-def shipped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights as they are published: float16, but float32 for vectors (norms, statistics, biases).
-
-    A running variance may lie outside float16's range, and the vectors are one part in a hundred of the file.
-    """
-    return {key: (value.half() if value.dim() > 1 else value.float()) for key, value in weights.items()}
 
 
 def _finished(choices: Choices, state: dict[str, Tensor]) -> nn.Module:
     """A model as it is published, from the state of training."""
     weights = {key: value.cpu() for key, value in _below("weights/", state).items()}
-    return load_weights(choices.build(), shipped(weights)).eval()
+    return load_weights(choices.record().build(), shipped(weights)).eval()
 
 
-def _resume(path: Path, choices: Choices, fleet: Fleet) -> tuple[int, list[dict[str, Any]]]:
+def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[dict[str, Any]], dict[str, Tensor]]:
+    """The epoch, the history and the tensors of a run that was made by the same choices; else refused."""
     tensors, facts = load_checkpoint(path)
     there, wanted = _flat(facts["choices"]), _flat(_plain(choices))
-    different = [
-        f"{k} {there.get(k)} there, {wanted[k]} asked for" for k in wanted if there.get(k) != wanted[k]
-    ]
+    different = [f"{k} {there.get(k)} there, {wanted[k]} asked for" for k in wanted if there.get(k) != wanted[k]]
     if different:
         raise ValueError(f"{path} is of another run: {'; '.join(different)}. Choose another folder")
-    for trainee in fleet.trainees:
-        trainee.load_state(_below(f"{trainee.seed}/", tensors))
-    return facts["epoch"], facts["history"]
+    return facts["epoch"], facts["history"], tensors
 
 
 def _save(

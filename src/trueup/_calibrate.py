@@ -1,0 +1,94 @@
+"""`calibrate`: one pass over clean data, from a model to its targets."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, distributed, nn
+
+from trueup.fingerprint import Fingerprint
+from trueup.graph import Options
+from trueup.probe import Probe
+from trueup.targets import SAMPLE, SiteTarget, Targets
+
+RESOLUTION = 1025  # quantile levels a site; docs/targets.md has the error that they make
+
+
+def calibrate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    resolution: int | None = RESOLUTION,
+    **options: Unpack[Options],
+) -> Targets:
+    """Measure what the activations of `model` look like on clean data.
+
+    `loader` yields batches of images as the model takes them, alone or first in a tuple or list, as a DataLoader
+    does; they are moved to the model's device. One pass, in evaluation mode, without gradients; memory does not
+    depend on the number of images. The model is not touched. Each site keeps `resolution` values of its quantile
+    function, or with None every order statistic. `options` choose the sites: see `trueup.Options`.
+
+    The result does not depend on how the images are cut into batches, and the targets of two parts of a data set add
+    up to those of the whole. Where `torch.distributed` is initialised, every rank gets the targets of all ranks' data.
+    """
+    probe = Probe(model, **options)
+    fingerprint = Fingerprint.of(probe.model)
+    parts = (_targets_of(probe, images, fingerprint, resolution) for images in _images(loader))
+    shards = _of_all_ranks(_sum(parts))
+    if (targets := _sum(shard for shard in shards if shard is not None)) is None:
+        raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
+    for name, site in targets.items():
+        if not torch.isfinite(site.total).all():
+            raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
+    return targets
+
+
+def _sum(parts: Iterable[Targets]) -> Targets | None:
+    parts = iter(parts)
+    first = next(parts, None)
+    return None if first is None else functools.reduce(operator.add, parts, first)
+
+
+def _images(loader: Iterable[Any]) -> Iterator[Tensor]:
+    """The images of each batch; says what is wrong with a batch that holds none."""
+    for number, batch in enumerate(loader):
+        images = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if not isinstance(images, Tensor) or images.dim() == 0:
+            raise TypeError(
+                f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
+                "list that starts with one; a generator such as (batch['image'] for batch in loader) picks them out"
+            )
+        if not torch.isfinite(images).all():
+            raise ValueError(f"batch {number} of the loader holds NaN or infinity; clean data must be finite")
+        if len(images):
+            yield images
+
+
+def _targets_of(probe: Probe, images: Tensor, fingerprint: Fingerprint, resolution: int | None) -> Targets:
+    """The targets of one batch."""
+    keys, order = _keys(images).sort(stable=True)
+    sample = order[:SAMPLE]
+    sites = probe(images, lambda _, a: SiteTarget.of(a, resolution=resolution, sample=sample))
+    return Targets(sites, keys[:SAMPLE], fingerprint)
+
+
+def _keys(images: Tensor) -> Tensor:
+    """A number for each image, from its content alone `(batch,)` int64: the same in any batch, order and process."""
+    flat = images.detach().reshape(len(images), -1)
+    few = flat[:, :: max(1, flat.shape[1] // 4096)].contiguous().cpu()  # enough to tell photographs apart
+    rows = few.view(torch.uint8).numpy()
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
+    return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
+
+
+def _of_all_ranks(targets: Targets | None) -> list[Targets | None]:
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [targets]
+    gathered: list[Targets | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, targets)
+    return gathered

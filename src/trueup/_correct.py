@@ -1,0 +1,72 @@
+"""`correct`: a module like the model, with its activations moved towards their targets at every site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from trueup import functional
+from trueup.correction import Correction
+from trueup.graph import Options, Site, retrofit
+from trueup.targets import SiteTarget, Targets
+
+
+def correct(
+    model: nn.Module,
+    targets: Targets,
+    correction: Correction | None = None,
+    **options: Unpack[Options],
+) -> nn.Module:
+    """A module that does what `model` does, with every site's activations corrected towards its target.
+
+    It shares the model's weights, adds no parameters, has the model's `state_dict`, and is returned in evaluation
+    mode; the model itself is not touched. Each image is corrected on its own. In training mode it does what the model
+    does, uncorrected.
+
+    The targets must have been calibrated on this model. `activations` and `leaves` must be given as they were given
+    to `calibrate`; `select` may pick some of the calibrated sites.
+    """
+    correction = Correction() if correction is None else correction
+    robust = retrofit(
+        model,
+        lambda site: _Correct(site, targets[site.name], correction) if site.name in targets else None,
+        **options,
+    )
+    targets.check_model(robust.model, robust.sites, every_site=options.get("select") is None)
+    device = next((tensor.device for tensor in [*robust.model.parameters(), *robust.model.buffers()]), None)
+    robust.placed.to(device)
+    return robust
+
+
+class _Correct(nn.Module):
+    """Corrects the activations of one site."""
+
+    target: Tensor
+    levels: Tensor | None
+
+    def __init__(self, site: Site, statistics: SiteTarget, correction: Correction) -> None:
+        super().__init__()
+        self.name = site.name
+        self.correction = correction if site.sparse else replace(correction, sparse=False)
+        self.register_buffer("target", statistics.target.float(), persistent=False)
+        self.register_buffer("levels", statistics.levels, persistent=False)
+
+    def forward(self, a: Tensor) -> Tensor:
+        target = functional.order_statistics(self.target, math.prod(a.shape[1:]), levels=self.levels)
+        return functional.correct(a, target, self.correction)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Correct:
+        # A target follows its model to another device, but not to a precision that would blur it.
+        target, levels = self.target, self.levels
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.target = target.to(self.target.device)
+        self.levels = None if levels is None else levels.to(self.target.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """In the way of torch's modules."""
+        return f"{self.name!r}, step={self.correction.step:.3g}"

@@ -1,0 +1,226 @@
+"""Targets: what a model's activations look like on clean images. Sums that merge, in a file that knows its model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from trueup import functional
+from trueup.fingerprint import Fingerprint
+
+FORMAT = "trueup-targets"
+VERSION = 1  # of the file format; a reader refuses what is newer than itself
+SAMPLE = 512  # images whose distributions are kept: enough to tell what one in a hundred looks like
+SKETCH = 65  # quantile levels kept of each
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTarget:
+    """One site's activations on clean images: its target distribution, and how much images differ from it.
+
+    Sums over images, so that adding two is merging them. `levels` are the quantile levels at which the sums are
+    known, or None where every order statistic is kept.
+    """
+
+    shape: tuple[int, ...]  # of one image's activations
+    levels: Tensor | None  # (m,)
+    total: Tensor  # (m,) float64: sum of the images' quantile functions
+    square: Tensor  # (m,) float64: sum of their squares
+    loss: float  # sum of the Wasserstein distances between the images' activations and what the levels keep of them
+    images: int
+    sample: Tensor  # (<= SAMPLE, SKETCH) float32: quantile functions of the images of Targets.sampled
+
+    @classmethod
+    def of(cls, a: Tensor, *, resolution: int | None, sample: Tensor) -> SiteTarget:
+        """The statistics of activations `(batch, ...)`; `sample` indexes the images to be kept singly."""
+        ordered = functional.as_rows(a.detach()).sort(dim=1).values
+        n = ordered.shape[1]
+        levels = None if resolution is None else functional.levels(resolution, device=a.device)
+        kept, loss = ordered, 0.0
+        if levels is not None:
+            kept = functional.quantile(ordered, levels)
+            restored = functional.order_statistics(kept, n, levels=levels)
+            loss = float((restored - ordered).abs().mean(dim=1, dtype=torch.float64).sum())
+        kept = kept.double()
+        return cls(
+            shape=tuple(a.shape[1:]),
+            levels=None if levels is None else levels.cpu(),
+            total=kept.sum(dim=0).cpu(),
+            square=(kept**2).sum(dim=0).cpu(),
+            loss=loss,
+            images=a.shape[0],
+            sample=sketch(ordered[sample.to(a.device)]).float().cpu(),
+        )
+
+    @property
+    def target(self) -> Tensor:
+        """The barycenter at `levels` `(m,)`: the mean of each order statistic, t₍ᵢ₎ before centring."""
+        return self.total / self.images
+
+    @property
+    def spread(self) -> Tensor:
+        """The standard deviation of each order statistic over images `(m,)`: the appendix's σ₍ᵢ₎."""
+        return (self.square / self.images - self.target**2).clamp(min=0).sqrt()
+
+    @property
+    def compression_error(self) -> float:
+        """The mean over images of the 1-Wasserstein distance between their activations and what is kept of them.
+
+        Taking the mean over images is linear, so the error of `target` is at most this.
+        """
+        return self.loss / self.images
+
+    def order_statistics(self, n: int) -> Tensor:
+        """The target for rows of `n` activations `(n,)`, float64."""
+        return functional.order_statistics(self.target, n, levels=self.levels)
+
+    def unusual(self, ordered: Tensor) -> Tensor:
+        """The share of clean images that lie closer to the target than each row of sorted activations `(batch,)`."""
+        target = functional.quantile(self.target, functional.levels(SKETCH), levels=self.levels).float()
+
+        def distance(sketches: Tensor) -> Tensor:
+            return torch.trapezoid((sketches - target).abs(), functional.levels(SKETCH).float(), dim=1)
+
+        clean = distance(self.sample).sort().values
+        return torch.searchsorted(clean, distance(sketch(ordered).float().cpu())) / len(clean)
+
+
+def sketch(ordered: Tensor) -> Tensor:
+    """What is kept of single images: `(batch, n)` sorted activations at few levels, `(batch, SKETCH)`."""
+    return functional.quantile(ordered, functional.levels(SKETCH, device=ordered.device))
+
+
+@dataclass(frozen=True, eq=False)
+class Targets(Mapping[str, SiteTarget]):
+    """Each site's target distribution, by name, and the fingerprint of the model it was measured on.
+
+    Made by `trueup.calibrate`. Adding the targets of two parts of a data set gives the targets of the whole.
+    """
+
+    sites: Mapping[str, SiteTarget]
+    sampled: Tensor  # (<= SAMPLE,) int64: images kept singly, named by content; the smallest are kept in merging
+    fingerprint: Fingerprint
+
+    def __getitem__(self, name: str) -> SiteTarget:
+        try:
+            return self.sites[name]
+        except KeyError:
+            raise KeyError(f"no site {name!r} in these targets; they have {', '.join(self.sites)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    @property
+    def images(self) -> int:
+        """How many images were seen."""
+        return next(iter(self.sites.values())).images
+
+    def __add__(self, other: Targets) -> Targets:
+        """The targets of both sets of images together."""
+        if not isinstance(other, Targets):
+            return NotImplemented
+        if difference := self.fingerprint.difference(other.fingerprint):
+            raise ValueError(f"these targets belong to two different models and cannot be added: {difference}")
+        if list(self) != list(other):
+            raise ValueError(f"these targets cannot be added: one has sites {list(self)}, the other {list(other)}")
+        sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)
+        merged = {name: _merge(name, self[name], other[name], order[:SAMPLE]) for name in self}
+        return Targets(merged, sampled[:SAMPLE], self.fingerprint)
+
+    def check_model(self, model: nn.Module, sites: Collection[str], *, every_site: bool) -> None:
+        """Refuse a model that these targets were not calibrated on, naming what differs.
+
+        `sites` are those found in the model; `every_site` says that all of the targets' should be among them.
+        """
+        kind = type(model).__name__
+        if difference := self.fingerprint.difference(Fingerprint.of(model)):
+            raise ValueError(
+                f"these targets were calibrated on another model than this {kind}: {difference}; "
+                "calibrate again with trueup.calibrate(model, loader)"
+            )
+        missing = [name for name in self if name not in sites]
+        if missing and (every_site or len(missing) == len(self)):
+            raise ValueError(
+                f"the targets hold the site {missing[0]!r}, which was not found in this {kind}; it has "
+                f"{', '.join(sites) or 'none of theirs'}; give activations= and leaves= as you did to calibrate"
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file. It holds numbers and text only; loading it runs no code."""
+        tensors, records = {"sampled": self.sampled}, {}
+        for name, site in self.sites.items():
+            fields = {field.name: getattr(site, field.name) for field in dataclasses.fields(site)}
+            tensors |= {f"{name}/{key}": value for key, value in fields.items() if isinstance(value, Tensor)}
+            records[name] = {key: value for key, value in fields.items() if not isinstance(value, Tensor)}
+        metadata = {
+            "format": FORMAT,
+            "version": str(VERSION),
+            "sites": json.dumps(records),
+            "fingerprint": self.fingerprint.to_json(),
+        }
+        path = Path(path)
+        unfinished = path.with_name(path.name + ".part")
+        safetensors.torch.save_file(tensors, unfinished, metadata)
+        os.replace(unfinished, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Targets:
+        """Read what `save` wrote. Raises ValueError for a file that is damaged, foreign, or of a newer format."""
+        metadata, tensors = _read(path)
+        try:
+            sites = {}
+            for name, record in json.loads(metadata["sites"]).items():
+                fields = {"levels": None} | record | {"shape": tuple(record["shape"])}
+                fields |= {key.removeprefix(f"{name}/"): t for key, t in tensors.items() if key.startswith(f"{name}/")}
+                sites[name] = SiteTarget(**fields)
+            return cls(sites, tensors["sampled"], Fingerprint.from_json(metadata["fingerprint"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is a damaged trueup targets file ({error!r})") from error
+
+
+def _merge(name: str, a: SiteTarget, b: SiteTarget, order: Tensor) -> SiteTarget:
+    same_levels = a.total.shape == b.total.shape and (a.levels is None) == (b.levels is None)
+    if not same_levels:
+        raise ValueError(
+            f"site {name!r} was calibrated at two resolutions ({len(a.total)} and {len(b.total)} values); with "
+            "resolution=None, all images must have one size"
+        )
+    return SiteTarget(
+        shape=a.shape,
+        levels=a.levels,
+        total=a.total + b.total,
+        square=a.square + b.square,
+        loss=a.loss + b.loss,
+        images=a.images + b.images,
+        sample=torch.cat([a.sample, b.sample])[order],
+    )
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no targets at {path}; make them with trueup.calibrate(model, loader).save(path)")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"{path} is a safetensors file, but holds no trueup targets")
+            if (version := int(metadata["version"])) > VERSION:
+                raise ValueError(
+                    f"{path} has format version {version}, this trueup reads up to {VERSION}: "
+                    "upgrade trueup, or calibrate again"
+                )
+            return metadata, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is no trueup targets file, or is damaged or cut short ({error})") from error

@@ -1,0 +1,93 @@
+"""What goes wrong, and how it is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import trueup
+from architectures import images, make
+
+
+@pytest.mark.parametrize("loader", [[], iter(()), [torch.zeros(0, 3, 32, 32)]], ids=["list", "iterator", "empty batch"])
+def test_an_empty_loader(loader):
+    with pytest.raises(ValueError, match="loader is empty"):
+        trueup.calibrate(make("vgg"), loader)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (torch.zeros(2, 1, 32, 32), ValueError, r"Sequential does not take images of shape \(2, 1, 32, 32\)"),
+        (torch.zeros(2, 3, 9, 9), ValueError, r"does not take images of shape \(2, 3, 9, 9\)"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), ValueError, "uint8; convert integer images to floating point"),
+        ({"image": torch.zeros(2, 3, 32, 32)}, TypeError, r"batch 0 of the loader is a dict.*batch\['image'\]"),
+        ("cat.png", TypeError, "batch 0 of the loader is a str"),
+        ((), TypeError, "batch 0 of the loader is a tuple"),
+        (torch.full((2, 3, 32, 32), torch.nan), ValueError, "batch 0 of the loader holds NaN"),
+    ],
+    ids=["channels", "size", "integers", "dict", "text", "empty tuple", "NaN"],
+)
+def test_a_batch_that_the_model_cannot_take(batch, error, message):
+    with pytest.raises(error, match=message):
+        trueup.calibrate(make("vgg"), [batch])
+
+
+def test_integer_images_go_to_a_model_that_takes_them():
+    class Normalise(nn.Module):
+        def forward(self, x):
+            return x.float() / 255
+
+    model = nn.Sequential(Normalise(), make("vgg"))
+    x = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    targets = trueup.calibrate(model, [x])
+    assert trueup.correct(model, targets)(x).shape == (4, 10)
+
+
+def test_a_model_without_a_site():
+    with pytest.raises(ValueError, match=r"Sequential has no site.*activations=\(MyActivation, my_function\)"):
+        trueup.calibrate(nn.Sequential(nn.Linear(3, 3)), [torch.zeros(2, 3)])
+    with pytest.raises(ValueError, match="has no site"):
+        trueup.calibrate(make("vgg"), [images(2)], select=lambda site: False)
+
+
+def test_activations_that_overflow_in_calibration_are_named():
+    model = make("vgg")
+    with torch.no_grad():
+        model[3].weight.mul_(1e38)
+    with pytest.raises(ValueError, match="site '4' overflow"):
+        trueup.calibrate(model, [images(2) * 1e10])
+
+
+def test_a_site_whose_first_dimension_is_not_the_batch_is_named():
+    class Windows(nn.Module):
+        def forward(self, x):
+            return torch.relu(x.reshape(x.shape[0] * 4, 3, 16, 16)).reshape(x.shape)
+
+    with pytest.raises(ValueError, match=r"'relu' of Windows has 8 rows for 2 images.*select="):
+        trueup.calibrate(Windows(), [images(2)])
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_an_image_that_is_not_finite_spoils_no_other(poison):
+    model, x = make("resnet"), images(6)
+    robust = trueup.correct(model, trueup.calibrate(model, [x]), trueup.Correction(1, 0))
+    clean = robust(x)
+    x[2, 0, 5, 5] = poison
+    out = robust(x)
+    assert not out[2].isfinite().all()
+    torch.testing.assert_close(out[[0, 1, 3, 4, 5]], clean[[0, 1, 3, 4, 5]])
+    shift = trueup.measure(model, trueup.calibrate(model, [images(6)]), x)
+    assert shift.distance[[0, 1, 3, 4, 5]].isfinite().all()
+    assert not shift.distance[2].isfinite().any()
+    assert shift.unusual[2].tolist() == [1.0] * len(shift.sites)
+
+
+def test_a_model_on_another_device_than_the_images_is_given_them_there():
+    """Calibration moves the batches; the meta device stands in for a second one."""
+    model, x = make("vgg"), images(4)
+    targets = trueup.calibrate(model, [x])
+    moved = trueup.correct(model, targets).to("meta")
+    assert moved(x.to("meta")).device.type == "meta"
+    assert next(model.parameters()).device.type == "cpu"

@@ -1,0 +1,257 @@
+"""Sites: found in every architecture, named so that a person knows where they are, left alone where asked."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import architectures
+import trueup
+from architectures import images, make
+from trueup.graph import clone, find, retrofit
+
+SITES = {
+    "vgg": ["1", "4", "7", "11"],
+    "mobilenet": [
+        "stem.2",
+        "blocks.0.conv.0.2",
+        "blocks.0.conv.1.2",
+        "blocks.1.conv.0.2",
+        "blocks.1.conv.1.2",
+    ],
+    "densenet": ["relu", "relu#2", "relu#3", "relu#4"],
+    "convnext": ["blocks.0.act", "blocks.1.act"],
+    "vit": ["blocks.0.gelu", "blocks.1.gelu"],
+    "resnet": [
+        "relu",
+        "layer1.0.relu",
+        "layer1.0.relu#2",
+        "layer1.0.relu#3",
+        "layer1.1.relu",
+        "layer1.1.relu#2",
+        "layer1.1.relu#3",
+    ],
+    "spellings": [
+        *["relu", "relu#2", "relu#3", "relu#4", "relu#5", "relu#6"],
+        *["relu6", "leaky_relu", "silu", "hardswish"],
+        *[f"modules_too.{k}" for k in range(5)],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", architectures.ALL)
+def test_every_activation_is_a_site_with_a_readable_name(name):
+    model = make(name)
+    assert trueup.sites(model, images(2)) == SITES[name]
+    assert trueup.sites(model) == SITES[name]
+
+
+@pytest.mark.parametrize("name", architectures.ALL)
+def test_placing_nothing_changes_nothing(name):
+    model, x = make(name), images()
+    assert retrofit(model, lambda _: None)(x).equal(model(x))
+    assert retrofit(model, lambda _: nn.Identity())(x).equal(model(x))
+
+
+@pytest.mark.parametrize("name", architectures.ALL)
+def test_what_is_placed_at_a_site_sees_the_output_of_its_activation(name):
+    """Against forward hooks and patched functions: an independent way to see the same values."""
+    model, x = make(name), images(3)
+    seen: list[Tensor] = []
+    probe = retrofit(model, lambda _: _Keep(seen))
+    probe(x)
+
+    wanted: list[Tensor] = []
+    with _patched(wanted):
+        model(x)
+    assert len(seen) == len(wanted)
+    for ours, theirs in zip(seen, wanted, strict=True):
+        assert ours.equal(theirs)
+
+
+def test_zeros_mean_something_for_relu_and_nothing_for_the_others():
+    sparse = {site.activation: site.sparse for site in find(make("spellings"))}
+    assert {name for name, is_sparse in sparse.items() if is_sparse} == {"relu", "relu6"}
+    assert {name for name, is_sparse in sparse.items() if not is_sparse} == {
+        "leaky_relu",
+        "silu",
+        "hardswish",
+        "gelu",
+    }
+
+
+class InPlaceThenInput(nn.Module):
+    """Reads the input of an in-place activation afterwards: by then it holds the output."""
+
+    def __init__(self, activate) -> None:
+        super().__init__()
+        self.conv, self.relu, self.activate = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), activate
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        before = x * 3
+        y = self.activate(self, x)
+        return before + y + 10 * x
+
+
+@pytest.mark.parametrize(
+    "activate",
+    [
+        lambda self, x: self.relu(x),
+        lambda self, x: F.relu(x, inplace=True),
+        lambda self, x: F.relu(x, True),
+        lambda self, x: x.relu_(),
+        lambda self, x: torch.relu_(x),
+    ],
+    ids=["module", "keyword", "positional", "method", "torch.relu_"],
+)
+def test_reading_the_input_after_an_in_place_activation_means_its_output(activate):
+    class Double(nn.Module):
+        def forward(self, a: Tensor) -> Tensor:
+            return a * 2
+
+    model, x = InPlaceThenInput(activate).eval(), images(2)
+    pre = model.conv(x)
+    wanted = pre * 3 + 11 * (2 * pre.relu())
+    torch.testing.assert_close(retrofit(model, lambda _: Double())(x), wanted)
+
+
+def swish(x: Tensor) -> Tensor:
+    """A user's own activation function."""
+    return x * torch.sigmoid(x)
+
+
+class Mish(nn.Module):
+    """A user's own activation module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tanh(F.softplus(x))
+
+
+class Declared(nn.Module):
+    """One that says so itself."""
+
+    trueup_site = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.maximum(x, x.new_tensor(0.25))
+
+
+class OwnActivations(nn.Module):
+    """Uses all three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mish, self.unit = nn.Conv2d(3, 4, 3), Mish(), Declared()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.unit(swish(self.mish(swish(self.conv(x)))))
+
+
+def test_a_users_own_activations_can_be_named():
+    model = OwnActivations()
+    assert trueup.sites(model) == ["unit"]
+    assert trueup.sites(model, activations=(swish, Mish)) == ["swish", "mish", "swish#2", "unit"]
+    targets = trueup.calibrate(model, [images()], activations=(swish, Mish))
+    robust = trueup.correct(model, targets, trueup.Correction(1, 0), activations=(swish, Mish))
+    assert not robust(images(seed=2)).equal(model(images(seed=2)))
+
+
+def test_a_named_activation_that_is_never_called_is_an_error():
+    with pytest.raises(ValueError, match="Mish is never called"):
+        trueup.sites(make("vgg"), activations=(Mish,))
+
+
+def test_sites_are_chosen_by_a_predicate():
+    model = make("resnet")
+    assert trueup.sites(model, select=lambda site: "layer1.1" in site.name) == SITES["resnet"][4:]
+    targets = trueup.calibrate(model, [images()], select=lambda site: "#" not in site.name)
+    assert list(targets) == ["relu", "layer1.0.relu", "layer1.1.relu"]
+    robust = trueup.correct(model, targets, select=lambda site: site.name != "relu")
+    assert robust.sites == ["layer1.0.relu", "layer1.1.relu"]
+
+
+def test_control_flow_is_refused_with_the_place_the_reason_and_the_way_out():
+    model = architectures.branching()
+    with pytest.raises(
+        trueup.TraceError, match=r"in 2 \(Branching, .*architectures.py.*control flow.*leaves=\(Branching,\)"
+    ):
+        trueup.sites(model)
+    model(images(2))  # lets the lazy layer see its shape
+    assert trueup.sites(model, leaves=(architectures.Branching,)) == ["1"]
+    targets = trueup.calibrate(model, [images()], leaves=(architectures.Branching,))
+    robust = trueup.correct(model, targets, leaves=(architectures.Branching,))
+    assert not robust(images()).equal(model(images()))
+
+
+def test_an_activation_that_cannot_be_reached_is_warned_about():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True))
+    with pytest.warns(UserWarning, match="inside '2' .*cannot be reached"):
+        assert trueup.sites(model) == ["1"]
+
+
+def test_a_clone_shares_tensors_and_nothing_else():
+    model = make("mobilenet")
+    twin = clone(model)
+    for (name, mine), (other, theirs) in zip(model.state_dict().items(), twin.state_dict().items(), strict=True):
+        assert name == other
+        assert mine.data_ptr() == theirs.data_ptr()
+    assert not {id(m) for m in model.modules()} & {id(m) for m in twin.modules()}
+    twin.train()
+    assert not model.training
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_compiled_or_parallel_model_is_unwrapped():
+    model = make("vgg")
+    assert trueup.sites(torch.compile(model)) == SITES["vgg"]
+    assert trueup.sites(nn.DataParallel(model)) == SITES["vgg"]
+
+
+def test_tensors_made_in_the_forward_pass_follow_to_another_precision():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.conv(x)) * torch.tensor([2.0])
+
+    model, x = Scaled().eval(), images(2)
+    twice = copy.deepcopy(retrofit(model, lambda _: nn.Identity()).double())
+    torch.testing.assert_close(twice(x.double()).float(), model(x))
+    assert twice.state_dict().keys() == model.state_dict().keys()
+
+
+class _Keep(nn.Module):
+    def __init__(self, seen: list[Tensor]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, a: Tensor) -> Tensor:
+        self.seen.append(a.clone())
+        return a
+
+
+class _patched(torch.overrides.TorchFunctionMode):  # noqa: N801
+    """Keeps a copy of what every activation function returns, whoever calls it."""
+
+    WATCHED = (
+        *[F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6, F.leaky_relu],
+        *[F.silu, F.gelu, F.hardswish, F.hardtanh],  # nn.ReLU6 is a hardtanh
+    )
+
+    def __init__(self, seen: list[Tensor]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunction():
+            out = function(*args, **(kwargs or {}))
+        if function in self.WATCHED:
+            self.seen.append(out.clone())
+        return out

@@ -1,0 +1,252 @@
+"""The promises of the library, each on real architectures."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import architectures
+import trueup
+from architectures import images, make
+from trueup import functional as F
+
+STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
+everywhere = pytest.mark.parametrize("name", architectures.ALL)
+
+
+def corrected(name, correction=STRONG):
+    model = make(name)
+    return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8)), correction)
+
+
+def dark(count=8):
+    """Images unlike those of calibration."""
+    return images(count, seed=3) * 0.3 - 1
+
+
+class TestUntouched:
+    @everywhere
+    def test_the_model_is_bit_identical_after_every_verb(self, name):
+        model, x = make(name), images(8)
+        before = copy.deepcopy(model.state_dict())
+        outputs, structure = model(x), repr(model)
+        targets = trueup.calibrate(model, [x])
+        robust = trueup.correct(model, targets, STRONG)
+        robust(x), trueup.measure(model, targets, x), trueup.sites(model, x)
+        for key, value in model.state_dict().items():
+            assert value.equal(before[key]), key
+        assert model(x).equal(outputs)
+        assert repr(model) == structure
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+    def test_a_model_in_training_mode_stays_so_and_its_running_statistics_stand(self):
+        model = make("resnet").train()
+        before = copy.deepcopy(model.state_dict())
+        targets = trueup.calibrate(model, [images(8)])
+        robust = trueup.correct(model, targets)
+        assert not robust.training
+        assert all(module.training for module in model.modules())
+        robust(images(4))
+        robust.eval()
+        assert all(module.training for module in model.modules())
+        assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+
+    @everywhere
+    def test_weights_are_shared_and_none_are_added(self, name):
+        model, robust = corrected(name)
+        mine, theirs = list(model.parameters()), list(robust.parameters())
+        assert [p.data_ptr() for p in mine] == [p.data_ptr() for p in theirs]
+        assert {id(p) for p in mine} == {id(p) for p in theirs}
+
+    def test_moving_or_casting_the_corrected_module_leaves_the_model(self):
+        model, robust = corrected("mobilenet")
+        wanted = robust(images(4))
+        robust.double()
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert {b.dtype for b in model.buffers() if b.is_floating_point()} == {torch.float32}
+        torch.testing.assert_close(robust(images(4).double()).float(), wanted, atol=1e-4, rtol=1e-4)
+
+
+class TestStateless:
+    @everywhere
+    def test_an_image_has_one_answer_in_any_batch_order_and_company(self, name):
+        _, robust = corrected(name)
+        x = torch.cat([images(6), dark(6)])
+        together = robust(x)
+        order = torch.randperm(12)
+        torch.testing.assert_close(robust(x[order]), together[order], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(torch.cat([robust(image[None]) for image in x]), together, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(torch.cat([robust(part) for part in x.split(5)]), together, atol=1e-5, rtol=1e-4)
+        wild = torch.cat([x[:6], 1e3 * dark(6)])
+        torch.testing.assert_close(robust(wild)[:6], together[:6], atol=1e-5, rtol=1e-4)
+
+
+class TestIdentity:
+    @everywhere
+    def test_a_zero_step_gives_the_models_bits(self, name):
+        model, robust = corrected(name, trueup.Correction(lambda1=0))
+        assert robust(dark()).equal(model(dark()))
+
+    def test_full_strength_lands_on_the_targets_shape_at_every_site(self):
+        torch.manual_seed(0)  # leaky and in float64, so that there are no ties
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LeakyReLU(), nn.Conv2d(8, 8, 3), nn.LeakyReLU()).double()
+        targets = trueup.calibrate(model, [images(24).double()], resolution=None)
+        robust = trueup.correct(model, targets, trueup.Correction(1, 0, location="match", sparse=False))
+        seen = {}
+        for name, module in zip(robust.sites, robust.placed, strict=True):
+            module.register_forward_hook(lambda _m, _i, out, name=name: seen.update({name: out}))
+        robust(dark().double())
+        for name in targets:
+            landed = F.as_rows(seen[name].detach()).sort(dim=1).values
+            assert landed.equal(targets[name].target.float().double().expand_as(landed))
+
+    @everywhere
+    def test_a_correction_brings_every_site_closer_to_its_target(self, name):
+        model, robust = corrected(name)
+        targets = trueup.calibrate(model, images(24).split(8))
+        before = trueup.measure(model, targets, dark()).distance
+        inside = {}
+        for site, module in zip(robust.sites, robust.placed, strict=True):
+            module.register_forward_hook(lambda _m, _i, out, site=site: inside.update({site: out.detach()}))
+        robust(dark())
+        for k, site in enumerate(targets):
+            n = F.as_rows(inside[site]).shape[1]
+            after = F.wasserstein(inside[site], targets[site].order_statistics(n).float())
+            assert after.mean() < before[:, k].mean(), site
+
+
+class TestPortable:
+    def test_another_input_size_works_without_calibrating_again(self):
+        model, robust = corrected("resnet")
+        x = torch.nn.functional.interpolate(images(6), size=(48, 40), mode="bilinear", align_corners=False)
+        assert robust(x).shape == (6, 10)
+        # The same pictures, enlarged: nearly the same distributions, so nearly the same corrected answer.
+        small, large = robust(images(6)) - model(images(6)), robust(x) - model(x)
+        assert torch.nn.functional.cosine_similarity(small.flatten(), large.flatten(), dim=0) > 0.7
+
+    def test_targets_from_full_precision_serve_the_model_in_half(self):
+        model = make("resnet")
+        targets = trueup.calibrate(model, [images(24)])
+        wanted = trueup.correct(model, targets, STRONG)(dark())
+        half = trueup.correct(copy.deepcopy(model).bfloat16(), targets, STRONG)(dark().bfloat16())
+        torch.testing.assert_close(half.float(), wanted, atol=0.05, rtol=0.05)
+
+
+class TestTraining:
+    def test_in_training_mode_it_does_what_the_model_does(self):
+        model, robust = corrected("resnet")
+        x = dark()
+        twin = copy.deepcopy(model).train()
+        robust.train()
+        torch.manual_seed(5)
+        wanted = twin(x)
+        torch.manual_seed(5)
+        assert robust(x).equal(wanted)  # dropout and batch statistics included
+        for key, value in twin.state_dict().items():
+            assert robust.state_dict()[key].equal(value), key
+        robust.eval()
+        assert not robust(x).equal(twin.eval()(x))
+
+    def test_training_through_it_trains_the_model(self):
+        model, robust = corrected("resnet")
+        before = model.fc.weight.clone()
+        optimiser = torch.optim.SGD(robust.parameters(), 0.1)
+        robust.train()(images(8)).sum().backward()
+        optimiser.step()
+        assert not model.fc.weight.equal(before)
+
+
+class TestPlainPyTorch:
+    @pytest.mark.parametrize("name", ["resnet", "vit"])
+    def test_compiled_as_one_graph(self, name):
+        _, robust = corrected(name)
+        torch._dynamo.reset()
+        compiled = torch.compile(robust, fullgraph=True)
+        with torch.inference_mode():
+            torch.testing.assert_close(compiled(dark()), robust(dark()), atol=1e-5, rtol=1e-4)
+
+    @pytest.mark.parametrize("strict", [False, True])
+    @pytest.mark.parametrize("name", ["resnet", "vit"])
+    def test_exported_with_a_free_batch_size(self, name, strict):
+        _, robust = corrected(name)
+        program = torch.export.export(
+            robust, (dark(),), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1, max=64)}}, strict=strict
+        )
+        for count in (1, 5):
+            torch.testing.assert_close(program.module()(dark(count)), robust(dark(count)), atol=1e-5, rtol=1e-4)
+
+    @everywhere
+    def test_copied_pickled_and_saved(self, name):
+        _, robust = corrected(name)
+        file = io.BytesIO()
+        torch.save(robust, file)
+        file.seek(0)
+        copies = [copy.deepcopy(robust), pickle.loads(pickle.dumps(robust)), torch.load(file, weights_only=False)]
+        wanted = robust(dark())
+        for other in copies:
+            assert other(dark()).equal(wanted)
+        with torch.no_grad():
+            for parameter in copies[0].parameters():
+                parameter.zero_()
+        assert robust(dark()).equal(wanted)  # a deep copy has weights of its own
+        assert not copies[0](dark()).equal(wanted)
+
+    def test_a_predicate_that_cannot_be_pickled_does_not_get_in_the_way(self):
+        model = make("resnet")
+        targets = trueup.calibrate(model, [images(8)])
+        robust = trueup.correct(model, targets, STRONG, select=lambda site: "#" in site.name)
+        assert pickle.loads(pickle.dumps(robust))(dark()).equal(robust(dark()))
+
+    @everywhere
+    def test_the_state_dict_is_the_models(self, name):
+        model, robust = corrected(name)
+        assert list(robust.state_dict()) == list(model.state_dict())
+        other = make(name)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(0.5)
+        robust.load_state_dict(other.state_dict())
+        assert all(value.equal(model.state_dict()[key]) for key, value in other.state_dict().items())
+        nested = nn.ModuleDict({"net": robust})
+        assert list(nested.state_dict()) == [f"net.{key}" for key in model.state_dict()]
+        nested.load_state_dict(nested.state_dict())
+
+    @pytest.mark.parametrize("name", ["resnet", "mobilenet", "convnext"])
+    def test_autocast_inference_mode_and_channels_last_mean_the_same(self, name):
+        model, robust = corrected(name)
+        wanted = robust(dark())
+        with torch.inference_mode():
+            assert robust(dark()).equal(wanted)
+        last = robust(dark().contiguous(memory_format=torch.channels_last))
+        torch.testing.assert_close(last, wanted, atol=1e-5, rtol=1e-4)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast, plain = robust(dark()).float(), model(dark()).float()
+        rounding = (plain - model(dark())).abs().max()  # what autocast does to the model itself
+        assert (cast - wanted).abs().max() < 5 * rounding + 1e-2
+
+    def test_casting_does_not_blur_the_targets(self):
+        _, robust = corrected("resnet")
+        robust.bfloat16()
+        assert {module.target.dtype for module in robust.placed} == {torch.float32}
+
+    def test_keyword_arguments_and_signature_are_the_models(self):
+        model, robust = corrected("resnet")
+        assert inspect.signature(robust.forward) == inspect.signature(model.forward)
+        assert robust(x=dark()).equal(robust(dark()))
+
+    @pytest.mark.gpu
+    @everywhere
+    def test_cuda_means_the_same(self, name):
+        model, robust = corrected(name)
+        wanted = robust(dark())
+        on_gpu = copy.deepcopy(robust).cuda()
+        torch.testing.assert_close(on_gpu(dark().cuda()).cpu(), wanted, atol=1e-3, rtol=1e-3)
+        targets = trueup.calibrate(model.cuda(), images(24).split(8))
+        again = trueup.correct(model, targets, STRONG)
+        torch.testing.assert_close(again(dark().cuda()).cpu(), wanted, atol=1e-3, rtol=1e-3)

@@ -1,0 +1,238 @@
+"""Targets: right, mergeable however the data are cut, safe to store, and refused by the wrong model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import trueup
+from architectures import images, make
+from trueup import functional as F
+from trueup import targets as targets_module
+from trueup.fingerprint import Fingerprint
+
+
+def first_site(model, x):
+    """The output of the first activation of `vgg`, by hand."""
+    return model[:2](x).detach()
+
+
+def test_the_target_is_the_barycenter_and_the_spread_is_its_deviation():
+    model, x = make("vgg"), images(30)
+    targets = trueup.calibrate(model, [x], resolution=None)
+    a = first_site(model, x)
+    torch.testing.assert_close(targets["1"].target.float(), F.barycenter(a))
+    torch.testing.assert_close(targets["1"].spread.float(), F.spread(a), atol=1e-5, rtol=1e-4)
+    assert targets["1"].shape == (8, 32, 32)
+    assert targets.images == 30
+    assert targets["1"].compression_error == 0
+
+
+def test_the_stored_resolution_keeps_the_target_within_the_error_it_states():
+    model, x = make("vgg"), images(30)
+    full = trueup.calibrate(model, [x], resolution=None)["1"]
+    stated = []
+    for resolution in (65, 257, 1025):
+        stored = trueup.calibrate(model, [x], resolution=resolution)["1"]
+        assert stored.target.shape == (resolution,)
+        error = F.wasserstein(full.target[None], stored.order_statistics(8192)).item()
+        assert 0 < error <= stored.compression_error
+        stated.append(stored.compression_error / full.target.mean().item())
+    assert stated[0] > 2 * stated[1] > 4 * stated[2]
+    assert stated[2] < 1e-3
+
+
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.lists(st.integers(1, 23), max_size=5, unique=True), shards=st.booleans(), keep=st.sampled_from([4, 512]))
+def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
+    model, x = make("vgg"), images(24)
+    parts = list(x.tensor_split(sorted(cuts)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(targets_module, "SAMPLE", keep)
+        patch.setattr("trueup._calibrate.SAMPLE", keep)
+        whole = trueup.calibrate(model, [x])
+        if shards:
+            merged = trueup.calibrate(model, parts[:1])
+            for part in reversed(parts[1:]):
+                merged = trueup.calibrate(model, [part]) + merged
+        else:
+            merged = trueup.calibrate(model, parts)
+    assert merged.images == whole.images == 24
+    assert merged.sampled.equal(whole.sampled)
+    for name in whole:
+        # Convolutions of another batch size may round differently; the sums themselves are in float64.
+        torch.testing.assert_close(merged[name].target, whole[name].target, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(merged[name].spread, whole[name].spread, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(merged[name].sample, whole[name].sample, atol=1e-5, rtol=1e-5)
+        assert merged[name].compression_error == pytest.approx(whole[name].compression_error, rel=1e-4)
+
+
+def test_the_sample_is_of_the_images_whose_content_hashes_lowest_and_their_own_quantiles():
+    model, x = make("vgg"), images(10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(targets_module, "SAMPLE", 3)
+        patch.setattr("trueup._calibrate.SAMPLE", 3)
+        kept = trueup.calibrate(model, x.split(4))
+        alone = {int(trueup.calibrate(model, [image[None]]).sampled): image for image in x}
+    assert kept.sampled.tolist() == sorted(alone)[:3]
+    for key, row in zip(kept.sampled.tolist(), kept["1"].sample, strict=True):
+        ordered = np.sort(first_site(model, alone[key][None]).flatten())
+        wanted = np.interp(F.levels(targets_module.SKETCH), np.linspace(0, 1, ordered.size), ordered)
+        np.testing.assert_allclose(row, wanted, atol=1e-5)
+
+
+def test_memory_does_not_depend_on_the_number_of_images():
+    model = make("vgg")
+
+    def numbers(targets):
+        return sum(t.numel() for site in targets.values() for t in (site.total, site.square, site.sample))
+
+    few = trueup.calibrate(model, [images(8)] * 70)
+    many = trueup.calibrate(model, [images(8)] * 140)
+    assert many.images == 2 * few.images == 1120
+    assert numbers(many) == numbers(few)
+
+
+def test_unusual_is_the_share_of_clean_images_that_lie_closer():
+    model, x = make("vgg"), images(200)
+    site = trueup.calibrate(model, [x])["1"]
+    ordered = F.as_rows(first_site(model, x)).sort(dim=1).values
+    distances = F.wasserstein(ordered, site.order_statistics(8192).float())
+    ranks = distances.argsort().argsort() / 200
+    unusual = site.unusual(ordered)
+    assert (unusual - ranks).abs().max() < 0.05  # the sketch's distance stands in for the exact one
+    assert unusual.min() == 0
+    assert site.unusual(ordered * 5 + 3).tolist() == [1.0] * 200
+
+
+def test_saving_and_loading_gives_the_same_targets(tmp_path):
+    model, x = make("mobilenet"), images(6)
+    for resolution in (33, None):
+        targets = trueup.calibrate(model, [x], resolution=resolution)
+        targets.save(tmp_path / "targets.safetensors")
+        loaded = trueup.Targets.load(tmp_path / "targets.safetensors")
+        assert list(loaded) == list(targets)
+        assert loaded.fingerprint == targets.fingerprint
+        assert loaded.sampled.equal(targets.sampled)
+        for name in targets:
+            assert loaded[name].shape == targets[name].shape
+            assert loaded[name].target.equal(targets[name].target)
+            assert loaded[name].spread.equal(targets[name].spread)
+            assert loaded[name].sample.equal(targets[name].sample)
+            assert loaded[name].compression_error == targets[name].compression_error
+        assert trueup.correct(model, loaded)(x).equal(trueup.correct(model, targets)(x))
+        assert (loaded + targets).images == 12
+    assert [path.name for path in tmp_path.iterdir()] == ["targets.safetensors"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "targets.safetensors"
+    trueup.calibrate(make("vgg"), [images(4)], resolution=33).save(path)
+    return path
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.999])
+def test_a_truncated_file_is_refused(saved, share):
+    content = saved.read_bytes()
+    saved.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        trueup.Targets.load(saved)
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    safetensors.torch.save_file({"weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="holds no trueup targets"):
+        trueup.Targets.load(tmp_path / "model.safetensors")
+    (tmp_path / "text").write_text("not a tensor at all, but long enough to have a header")
+    with pytest.raises(ValueError, match="no trueup targets file"):
+        trueup.Targets.load(tmp_path / "text")
+    with pytest.raises(FileNotFoundError, match=r"no targets at .*nowhere.*trueup\.calibrate"):
+        trueup.Targets.load(tmp_path / "nowhere")
+
+
+def test_a_newer_file_is_refused(saved):
+    tensors = safetensors.torch.load_file(saved)
+    with safetensors.safe_open(saved, "pt") as file:
+        metadata = file.metadata()
+    safetensors.torch.save_file(tensors, saved, metadata | {"version": "2"})
+    with pytest.raises(ValueError, match="format version 2.*reads up to 1.*upgrade"):
+        trueup.Targets.load(saved)
+
+
+def test_a_file_that_lacks_something_is_refused(saved):
+    tensors = safetensors.torch.load_file(saved)
+    with safetensors.safe_open(saved, "pt") as file:
+        metadata = file.metadata()
+    records = json.loads(metadata["sites"])
+    for broken in (
+        metadata | {"sites": "{"},
+        {key: value for key, value in metadata.items() if key != "fingerprint"},
+        metadata | {"sites": json.dumps({"another": records["1"]})},
+    ):
+        safetensors.torch.save_file(tensors, saved, broken)
+        with pytest.raises(ValueError, match="damaged"):
+            trueup.Targets.load(saved)
+
+
+def test_targets_that_do_not_belong_together_cannot_be_added():
+    model, x = make("vgg"), images(4)
+    targets = trueup.calibrate(model, [x])
+    with pytest.raises(ValueError, match="two different models.*'0.weight'"):
+        targets + trueup.calibrate(make("resnet"), [x])
+    with pytest.raises(ValueError, match="cannot be added: one has sites"):
+        targets + trueup.calibrate(model, [x], select=lambda site: site.name != "1")
+    with pytest.raises(ValueError, match=r"'1' was calibrated at two resolutions \(1025 and 33 values\)"):
+        targets + trueup.calibrate(model, [x], resolution=33)
+    with pytest.raises(TypeError):
+        targets + 1
+
+
+def test_asking_for_an_unknown_site_lists_the_known():
+    with pytest.raises(KeyError, match="no site 'conv'.*1, 4, 7, 11"):
+        trueup.calibrate(make("vgg"), [images(2)])["conv"]
+
+
+class TestFingerprint:
+    def test_another_precision_is_the_same_model(self):
+        fingerprint = Fingerprint.of(make("mobilenet"))
+        for dtype in (torch.bfloat16, torch.float16, torch.float64):
+            assert fingerprint.difference(Fingerprint.of(make("mobilenet").to(dtype))) == ""
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            (lambda m: nn.init.normal_(m.head.weight, std=0.2), "'head.weight' has other values"),
+            (lambda m: m.stem[1].running_mean.add_(0.1), "'stem.1.running_mean' has other values"),
+            (lambda m: m.head.bias.data.neg_(), "'head.bias' has other values"),
+            (lambda m: m.head.weight.data.copy_(m.head.weight.data.roll(1)), "'head.weight' has other values"),
+            (lambda m: setattr(m, "head", nn.Linear(8, 7)), r"'head.weight' has shape \(10, 8\) in one and \(7, 8\)"),
+            (lambda m: m.head.register_parameter("bias", None), "only one of them has .*'head.bias'"),
+            (lambda m: setattr(m, "extra", nn.Linear(2, 2)), "only one of them has .*'extra.weight'"),
+        ],
+        ids=["retrained", "running mean", "sign", "permuted", "shape", "missing", "more"],
+    )
+    def test_the_wrong_model_is_refused_by_name_of_what_differs(self, change, named):
+        model = make("mobilenet")
+        targets = trueup.calibrate(model, [images(4)])
+        with torch.no_grad():
+            change(model)
+        for verb in (trueup.correct, lambda m, t: trueup.measure(m, t, images(2))):
+            with pytest.raises(ValueError, match=f"calibrated on another model than this MobileNet: .*{named}"):
+                verb(model, targets)
+
+    def test_sites_that_the_model_does_not_have_are_named(self):
+        model = make("mobilenet")
+        targets = trueup.calibrate(model, [images(4)])
+        model.blocks[1].conv[0][2] = nn.Identity()
+        with pytest.raises(
+            ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.2"
+        ):
+            trueup.correct(model, targets)
