@@ -58,9 +58,7 @@ START, END = "<!-- table: start -->", "<!-- table: end -->"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--csv", type=Path, default=HERE / "results" / "corruption_fidelity.csv")
     parser.add_argument("--docs", type=Path, default=HERE.parent / "docs" / "corruptions.md")
@@ -92,9 +90,7 @@ def cifar_rows(root: Path) -> list[dict[str, object]]:
             return 100 * float((model(IMAGENET(images)).argmax(1) == labels).float().mean())
 
     return [
-        compare(
-            "cifar10-c", name, severity, clean, as_images(golden[name][severity - 1]), numbers, accuracy, root
-        )
+        compare("cifar10-c", name, severity, clean, as_images(golden[name][severity - 1]), numbers, accuracy, root)
         for name in corruptions("cifar10-c")
         for severity in severities("cifar10-c", name)
     ]
@@ -162,14 +158,10 @@ def table(rows: list[dict[str, object]]) -> str:
             def pair(what: str, digits: int, mine: list[dict[str, object]] = mine) -> str:
                 if not mine[0][f"{what}_ours"]:
                     return ""
-                ours, theirs = (
-                    np.mean([float(row[f"{what}_{who}"]) for row in mine]) for who in ("ours", "theirs")
-                )
+                ours, theirs = (np.mean([float(row[f"{what}_{who}"]) for row in mine]) for who in ("ours", "theirs"))
                 return f"{ours:.{digits}f} / {theirs:.{digits}f}"
 
-            near = min(
-                (f"{float(row['within_2']):.1f} %" for row in mine if row["within_2"]), default="random"
-            )
+            near = min((f"{float(row['within_2']):.1f} %" for row in mine if row["within_2"]), default="random")
             agree = f"{sum(row['agrees'] == 'yes' for row in mine)} of {len(mine)}"
             cells = (f"{family} {name}", near, pair("mean", 1), pair("spread", 1), pair("correlation", 2))
             lines.append(f"| {' | '.join(cells)} | {pair('accuracy', 1)} | {agree} |")

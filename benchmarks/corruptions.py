@@ -49,12 +49,8 @@ COLUMNS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--family", action="append", choices=list(FAMILIES), help="may be repeated; all if not given"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", action="append", choices=list(FAMILIES), help="may be repeated; all if not given")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=3)
@@ -64,11 +60,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    name = (
-        torch.cuda.get_device_name()
-        if options.device == "cuda"
-        else platform.processor() or platform.machine()
-    )
+    name = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
     print(f"torch {torch.__version__}, {name}, {options.threads} threads")
     rows = []
     for family in options.family or list(FAMILIES):
@@ -146,9 +138,7 @@ def summary(family: str, rows: list[dict[str, object]], forward: dict[str, float
         print(f"{family}: slower than a ResNet-50's forward pass in {kind}: {', '.join(slow) or 'none'}")
     ratios = [float(row["times_as_fast"]) for row in rows if row["times_as_fast"]]
     if ratios and not forward:
-        slow = [
-            f"{row['corruption']} {row['severity']}" for row in rows if float(row["times_as_fast"] or 9) < 1
-        ]
+        slow = [f"{row['corruption']} {row['severity']}" for row in rows if float(row["times_as_fast"] or 9) < 1]
         print(f"{family}: slower than imagecorruptions-imaug: {', '.join(slow) or 'none'}")
 
 

@@ -17,12 +17,8 @@ def small_root(tmp_path):
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     digits = rng.integers(0, 256, (12, 28, 28), dtype=np.uint8)
-    (raw / "t10k-images-idx3-ubyte").write_bytes(
-        struct.pack(">BBBBIII", 0, 0, 8, 3, 12, 28, 28) + digits.tobytes()
-    )
-    (raw / "t10k-labels-idx1-ubyte").write_bytes(
-        struct.pack(">BBBBI", 0, 0, 8, 1, 12) + bytes(range(10)) + b"\0\1"
-    )
+    (raw / "t10k-images-idx3-ubyte").write_bytes(struct.pack(">BBBBIII", 0, 0, 8, 3, 12, 28, 28) + digits.tobytes())
+    (raw / "t10k-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, 12) + bytes(range(10)) + b"\0\1")
     cifar = tmp_path / "cifar-10-batches-py"
     cifar.mkdir()
     batch = {

@@ -174,9 +174,7 @@ def test_the_command_line_makes_and_shows(small_root):
     again = run.invoke(app, ["data", "make", "mnist-c", "--only", "stripe", "--data", str(small_root)])
     assert "nothing to make" in again.output
     out = small_root / "sheet.png"
-    shown = run.invoke(
-        app, ["data", "show", "mnist-c", "--count", "2", "--data", str(small_root), "--out", str(out)]
-    )
+    shown = run.invoke(app, ["data", "show", "mnist-c", "--count", "2", "--data", str(small_root), "--out", str(out)])
     assert shown.exit_code == 0, shown.output
     assert out.read_bytes().startswith(b"\x89PNG")
     wrong = run.invoke(app, ["data", "make", "mnistc", "--data", str(small_root)])

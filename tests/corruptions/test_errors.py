@@ -59,7 +59,7 @@ def test_a_corruption_without_severities_takes_none():
 
 def test_missing_textures_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("TRUEUP_DATA", str(tmp_path))
-    with pytest.raises(MissingDataError, match=r"frost1\.png.*trueup data get frost"):
+    with pytest.raises(MissingDataError, match=r"frost1\.png.*hendrycks/robustness"):
         corrupt(GOOD, "frost", 1, family="cifar10-c")
 
 

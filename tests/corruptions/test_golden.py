@@ -86,9 +86,7 @@ def test_each_digit_was_moved_one_of_the_possible_ways(golden, name, options):
     theirs = golden("mnist-c")
     (constant,) = MNIST_C[name][MNIST_C_PUBLISHED[name] - 1]
     moved = [
-        FAMILIES["mnist-c"].to_bytes(
-            getattr(affine, name)(theirs.clean, Scripted(24, draw0=k), constant).float()
-        )
+        FAMILIES["mnist-c"].to_bytes(getattr(affine, name)(theirs.clean, Scripted(24, draw0=k), constant).float())
         for k in range(options)
     ]
     apart = torch.stack([(m.int() - theirs(name, None).int()).abs().amax((1, 2, 3)) for m in moved])

@@ -51,9 +51,7 @@ def pictures(data_path):
 
 
 def theirs(pictures, name, severity):
-    made = [
-        oracle.corrupt(p.permute(1, 2, 0).numpy(), corruption_name=name, severity=severity) for p in pictures
-    ]
+    made = [oracle.corrupt(p.permute(1, 2, 0).numpy(), corruption_name=name, severity=severity) for p in pictures]
     return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
 
 
@@ -69,10 +67,7 @@ def test_a_corruption_without_chance_agrees_pixel_by_pixel(pictures, name, sever
 def test_a_random_corruption_agrees_in_distribution(pictures, name, severity):
     np.random.seed(severity)  # noqa: NPY002 the oracle draws from NumPy's global state
     draws = np.array(
-        [
-            change(pictures, corrupt(pictures, name, severity, family="imagenet-c", seed=seed))
-            for seed in range(5)
-        ]
+        [change(pictures, corrupt(pictures, name, severity, family="imagenet-c", seed=seed)) for seed in range(5)]
     )
     wanted = np.array([change(pictures, theirs(pictures, name, severity)) for _ in range(2)]).mean(0)
     allowed = 6 * draws.std(0, ddof=1) * (1 / 2 + 1 / 5) ** 0.5 + np.array([0.6, 0.5, 0.03])

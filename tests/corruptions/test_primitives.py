@@ -142,9 +142,7 @@ def test_boxes_are_pillows(size, scale):
     ours = (matrix @ rows).add(0.5).floor()[back][:, back]
     assert np.abs(ours.numpy() - theirs).max() <= 1
     assert (ours.numpy() == theirs).mean() > 0.99
-    assert np.array_equal(
-        pixelate(x.expand(1, 3, -1, -1), scale)[0, 0].numpy(), ours if size == 32 else theirs
-    )
+    assert np.array_equal(pixelate(x.expand(1, 3, -1, -1), scale)[0, 0].numpy(), ours if size == 32 else theirs)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +208,9 @@ def test_glass_copies_as_a_walk_over_the_pixels_does(reach):
     for image in range(3):
         wanted = sequential_glass(np.arange(size * size), targets[image].numpy(), walked, swaps=False)
         assert np.array_equal(taken[image].numpy(), wanted)
-    assert {
-        int(d) for d in (targets[0][walked] // size - torch.arange(size * size)[walked] // size).unique()
-    } <= set(range(-reach - 1, reach + 1))
+    assert {int(d) for d in (targets[0][walked] // size - torch.arange(size * size)[walked] // size).unique()} <= set(
+        range(-reach - 1, reach + 1)
+    )
 
 
 @pytest.mark.parametrize("reach", [1, 2, 4])

@@ -34,9 +34,7 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there 
 def make_set(
     name: Name,
     only: Annotated[list[str] | None, typer.Option(help="A corruption to make; may be repeated.")] = None,
-    severity: Annotated[
-        list[int] | None, typer.Option(help="ImageNet-C: a severity; may be repeated.")
-    ] = None,
+    severity: Annotated[list[int] | None, typer.Option(help="ImageNet-C: a severity; may be repeated.")] = None,
     data: Root = None,
     seed: Seed = 0,
     device: Device = None,
@@ -86,9 +84,7 @@ def show(
             images = clean(name, data).images[first : first + count]
         page = contact_sheet(
             name,
-            lambda what, severity: corrupt(
-                images, what, severity, family=name, indices=numbers, seed=seed, root=data
-            ),
+            lambda what, severity: corrupt(images, what, severity, family=name, indices=numbers, seed=seed, root=data),
         )
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error

@@ -48,9 +48,7 @@ def make(
     names = tuple(only) or corruptions(family)
     for name in names:
         if name not in corruptions(family):
-            raise ValueError(
-                f"{name!r} is no corruption of {family}; there are {', '.join(corruptions(family))}"
-            )
+            raise ValueError(f"{name!r} is no corruption of {family}; there are {', '.join(corruptions(family))}")
     top = folder(family, root)
     top.mkdir(parents=True, exist_ok=True)
     if family == "imagenet-c":
@@ -229,9 +227,7 @@ def _write_images(
     encode = pillow("writing ImageNet-C").fromarray
     for first in range(0, len(data), size):
         numbers = range(first, min(first + size, len(data)))
-        files = {
-            k: place / data.source.files[k][0].parent.name / data.source.files[k][0].name for k in numbers
-        }
+        files = {k: place / data.source.files[k][0].parent.name / data.source.files[k][0].name for k in numbers}
         todo = [k for k in numbers if not files[k].exists()]
         if todo:
             clean_images = torch.stack([data.source[k][0] for k in todo]).to(device)

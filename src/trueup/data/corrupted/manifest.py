@@ -43,9 +43,7 @@ class Manifest:
             content = json.loads(path.read_text())
             return cls(folder, {name: Made(**made) for name, made in content["files"].items()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} is no manifest of ours ({error}); delete it and make the set again"
-            ) from error
+            raise ValueError(f"{path} is no manifest of ours ({error}); delete it and make the set again") from error
 
     def write(self) -> None:
         """Put it on the disk, whole or not at all."""

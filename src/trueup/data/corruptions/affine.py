@@ -51,6 +51,4 @@ def _about_the_middle(x: Tensor, draws: Draws, one: _Map, other: _Map) -> Tensor
     down, right = rows - (height - 1) / 2, cols - (width - 1) / 2
     maps = torch.tensor([one, other])[draws.choice(0, 2)].to(x.device)
     (a, b), (c, d) = maps.permute(1, 2, 0).view(2, 2, -1, 1, 1)
-    return bilinear(
-        x, c * right + d * down + (height - 1) / 2, a * right + b * down + (width - 1) / 2, "black"
-    )
+    return bilinear(x, c * right + d * down + (height - 1) / 2, a * right + b * down + (width - 1) / 2, "black")

@@ -59,9 +59,7 @@ def zoom_blur(x: Tensor, stop: float, step: float) -> Tensor:
     for factor in factors:
         matrix = linear.zoom(size, factor, x.device).float()
         low, high, part = linear.zoom_taps(size, factor, x.device)
-        wide = (
-            x.float() @ matrix.T
-        )  # exact: a byte times a weight in steps of 2**-16, and sums of them, take 24 bits
+        wide = x.float() @ matrix.T  # exact: a byte times a weight in steps of 2**-16, and sums of them, take 24 bits
         total += wide.index_select(-2, low) * (1 - part)
         total += wide.index_select(-2, high) * part
     return total / (len(factors) + 1)
@@ -91,9 +89,7 @@ def _disk(radius: float, alias_blur: float) -> tuple[list[int], list[float], lis
     taps = torch.arange(width, dtype=torch.float64) - width // 2
     bell = torch.exp(-(taps**2) / (2 * alias_blur**2))
     smooth = quantise(bell / bell.sum())
-    smooth = quantise(smooth[smooth > 2**-11].unsqueeze(0))[
-        0
-    ]  # the fifth of 5 would be worth 0.1 grey levels
+    smooth = quantise(smooth[smooth > 2**-11].unsqueeze(0))[0]  # the fifth of 5 would be worth 0.1 grey levels
 
     def smoothed(canvas: int, mode: str) -> Tensor:
         at = torch.arange(-canvas, canvas + 1, dtype=torch.float64)

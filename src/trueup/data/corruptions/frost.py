@@ -36,7 +36,7 @@ def _textures(folder: Path, scale: float, device: torch.device) -> list[Tensor]:
     if missing:
         raise MissingDataError(
             f"the frost corruption needs its textures, and {', '.join(missing)} of {folder} is not there; "
-            "get them with `trueup data get frost`"
+            "take them from ImageNet-C/create_c of github.com/hendrycks/robustness"
         )
     return [_shrunk(_read(folder / name), scale).to(device) for name in FILES]
 

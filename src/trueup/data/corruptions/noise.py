@@ -77,9 +77,7 @@ def _whole(value: Tensor, cut: float) -> Tensor:
     return ((value + 1e-9).floor() if cut == 1 else value.round()).long()
 
 
-def _sample(
-    x: Tensor, draws: Draws, law: Callable[[float, float], Tensor], level: float, cut: float
-) -> Tensor:
+def _sample(x: Tensor, draws: Draws, law: Callable[[float, float], Tensor], level: float, cut: float) -> Tensor:
     table = _alias_table(law, level, cut, x.device)
     bits = draws.bits(0, x[0].numel()).view_as(x)
     column = bits & 255
@@ -88,9 +86,7 @@ def _sample(
 
 
 @lru_cache(maxsize=64)
-def _alias_table(
-    law: Callable[[float, float], Tensor], level: float, cut: float, device: torch.device
-) -> Tensor:
+def _alias_table(law: Callable[[float, float], Tensor], level: float, cut: float, device: torch.device) -> Tensor:
     """Walker's alias table of each row: 24 bits of threshold (signed, like the draw), 8 of alias.
 
     Column j of row v: byte j if the draw's upper 24 bits are below the threshold, else the alias.

@@ -28,9 +28,7 @@ def plasma(draws: Draws, draw: int, size: int, decay: float) -> Tensor:
         height[centre] = (square + square.roll(-1, 2)) / 4 + noise[centre] * wobble**2
         middle = height[centre]
         height[top] = (middle + middle.roll(1, 1) + corner + corner.roll(-1, 2)) / 4 + noise[top] * wobble**2
-        height[left] = (middle + middle.roll(1, 2) + corner + corner.roll(-1, 1)) / 4 + noise[
-            left
-        ] * wobble**2
+        height[left] = (middle + middle.roll(1, 2) + corner + corner.roll(-1, 1)) / 4 + noise[left] * wobble**2
         step, wobble = half, wobble / decay
     height -= height.amin((1, 2), keepdim=True)
     return height / height.amax((1, 2), keepdim=True)

@@ -28,9 +28,7 @@ def water(
     return x + drops * torch.tensor(_WATER, device=x.device).view(1, 3, 1, 1)
 
 
-def mud(
-    x: Tensor, draws: Draws, mean: float, deviation: float, sigma: float, threshold: float, blur: float
-) -> Tensor:
+def mud(x: Tensor, draws: Draws, mean: float, deviation: float, sigma: float, threshold: float, blur: float) -> Tensor:
     """Brown drops that cover the image; on a grey image, drops of mud's red value."""
     drops = (_liquid(x, draws, mean, deviation, sigma) > threshold).double()
     cover = linear.blur(drops, blur)
@@ -107,9 +105,7 @@ def _equalised(level: Tensor) -> Tensor:
     scale = 255.0 / (total - lowest).clamp(min=1)
     table = ((below - lowest).clamp_(min=0) * scale.float()).round_().int()
     # an image of one level stays as it is
-    table = torch.where(
-        lowest == total, torch.arange(_FAR + 1, device=level.device, dtype=torch.int32), table
-    )
+    table = torch.where(lowest == total, torch.arange(_FAR + 1, device=level.device, dtype=torch.int32), table)
     return table.gather(1, flat.long()).view_as(level)
 
 

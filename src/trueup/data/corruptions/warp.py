@@ -17,9 +17,9 @@ _BORDERS = {
 def bilinear(x: Tensor, rows: Tensor, cols: Tensor, border: str) -> Tensor:
     """Sample `x` (N, C, h, w) linearly at `rows`, `cols` (N or 1, h, w), in pixels. Float32."""
     padding, centred = _BORDERS[border]
-    grid = torch.stack(
-        (_normal(cols, x.shape[-1], centred), _normal(rows, x.shape[-2], centred)), dim=-1
-    ).expand(len(x), -1, -1, -1)
+    grid = torch.stack((_normal(cols, x.shape[-1], centred), _normal(rows, x.shape[-2], centred)), dim=-1).expand(
+        len(x), -1, -1, -1
+    )
     return F.grid_sample(x.float(), grid.float(), "bilinear", padding, align_corners=centred)
 
 

@@ -31,9 +31,7 @@ def frost(x: Tensor, draws: Draws, image: float, ice: float, *, scale: float, ro
     which = draws.choice(0, len(ices)).tolist()
     top = draws.choice(1, [ices[k].shape[-2] - height for k in which]).tolist()
     left = draws.choice(2, [ices[k].shape[-1] - width for k in which]).tolist()
-    crops = torch.stack(
-        [ices[k][:, t : t + height, s : s + width] for k, t, s in zip(which, top, left, strict=True)]
-    )
+    crops = torch.stack([ices[k][:, t : t + height, s : s + width] for k, t, s in zip(which, top, left, strict=True)])
     return x * image + crops * ice
 
 
