@@ -112,13 +112,23 @@ def test_the_state_of_torch_is_neither_used_nor_changed():
 
 
 @pytest.mark.parametrize("name", ["zoom_blur", "pixelate", "gaussian_blur"])
-def test_lower_precision_that_the_user_allows_is_not_used(name):
+def test_lower_precision_that_the_user_allows_is_not_used(name, monkeypatch):
     """On a CPU with bfloat16 units or a GPU with TF32 the products would be cut short."""
     x = images("cifar10-c", 3)
     exact = corrupt(x, name, 5, family="cifar10-c")
+    precision = torch.backends.mkldnn.matmul
+    seen = []
+    recipe = FAMILIES["cifar10-c"].recipes[name]
+
+    def spying(*arguments):
+        seen.append(precision.fp32_precision)
+        return recipe(*arguments)
+
+    monkeypatch.setitem(FAMILIES["cifar10-c"].recipes, name, spying)
     torch.set_float32_matmul_precision("medium")
     try:
         assert torch.equal(corrupt(x, name, 5, family="cifar10-c"), exact)
+        assert seen == ["ieee"]
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")

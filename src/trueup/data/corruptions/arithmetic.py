@@ -19,15 +19,15 @@ ONE = 1 << 16  # steps to one
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Float32 matrix products without short cuts (TF32, bfloat16), whatever the user has allowed."""
-    before = torch.get_float32_matmul_precision()
-    if before == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
     try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
 
 
 def quantise(weights: Tensor) -> Tensor:
