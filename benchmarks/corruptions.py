@@ -1,0 +1,201 @@
+"""How fast corrupted images are made: images per second of each corruption and severity.
+
+    python benchmarks/corruptions.py --family cifar10-c --threads 2      # on the CPU
+    python benchmarks/corruptions.py --device cuda                       # on a GPU, all three families
+
+On the CPU, ImageNet-C is timed beside `imagecorruptions-imaug` (one image at a time, as it works), and so is
+CIFAR-10-C, on the same small images. On a GPU, ImageNet-C is timed beside a ResNet-50's forward pass over the
+same batch, in TF32 and bfloat16. Images are made up; the time does not depend on what they show (except for
+spatter, a little). Times are the best of `--repeats`. Frost is left out where its textures are not under the
+data root, JPEG where there is no Pillow; both are said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from trueup.data.corruptions import check, corrupt, corruptions, severities
+from trueup.data.corruptions.families import FAMILIES
+from trueup.data.root import MissingDataError
+
+HERE = Path(__file__).resolve().parent
+BATCH = {
+    "cpu": {"mnist-c": 2000, "cifar10-c": 1000, "imagenet-c": 16},
+    "cuda": {"mnist-c": 10000, "cifar10-c": 10000, "imagenet-c": 256},
+}
+COLUMNS = (
+    "family",
+    "corruption",
+    "severity",
+    "device",
+    "threads",
+    "batch",
+    "images_per_s",
+    "us_per_image",
+    "other",
+    "other_us_per_image",
+    "times_as_fast",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", action="append", choices=list(FAMILIES), help="may be repeated; all if not given")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", action="append", help="a corruption; may be repeated")
+    parser.add_argument("--severity", type=int, action="append", help="may be repeated; all if not given")
+    parser.add_argument("--no-other", action="store_true", help="do not time anything beside")
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
+    print(f"torch {torch.__version__}, {name}, {options.threads} threads")
+    rows = []
+    for family in options.family or list(FAMILIES):
+        rows += time_family(family, options)
+    path = options.csv or HERE / "results" / f"corruptions_{options.device}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"wrote {path}")
+
+
+def time_family(family: str, options: argparse.Namespace) -> list[dict[str, object]]:
+    count = BATCH[options.device][family]
+    images = made_up(family, count).to(options.device)
+    forward = {}
+    if options.device == "cuda" and family == "imagenet-c" and not options.no_other:
+        forward = {kind: 1e6 * time_resnet50(count, kind) / count for kind in ("tf32", "bf16")}
+        for kind, microseconds in forward.items():
+            print(f"{family}: a ResNet-50's forward pass in {kind}: {microseconds:.1f} us an image")
+    rows = []
+    for name in options.only or corruptions(family):
+        if name not in corruptions(family):
+            continue
+        for severity in severities(family, name) or (None,):
+            if options.severity and severity not in (None, *options.severity):
+                continue
+            try:
+                seconds = best(
+                    lambda name=name, severity=severity: corrupt(images, name, severity, family=family),
+                    options.repeats,
+                )
+            except (MissingDataError, ImportError) as error:
+                print(f"{family} {name}: left out ({error})")
+                break
+            ours = 1e6 * seconds / count
+            other, theirs = "", None
+            if forward:
+                other, theirs = "ResNet-50 forward, TF32", forward["tf32"]
+            elif options.device == "cpu" and family != "mnist-c" and not options.no_other:
+                other, theirs = "imagecorruptions-imaug", time_imagecorruptions(images, name, severity)
+            row = {
+                "family": family,
+                "corruption": name,
+                "severity": check(family, name, severity) or "",
+                "device": options.device,
+                "threads": options.threads,
+                "batch": count,
+                "images_per_s": f"{count / seconds:.0f}",
+                "us_per_image": f"{ours:.2f}",
+                "other": other if theirs else "",
+                "other_us_per_image": f"{theirs:.1f}" if theirs else "",
+                "times_as_fast": f"{theirs / ours:.2f}" if theirs else "",
+            }
+            rows.append(row)
+            beside = f"   {row['times_as_fast']} times as fast as {other}" if theirs else ""
+            print(f"{family} {name:18s} {severity or '':1}  {ours:10.2f} us an image{beside}", flush=True)
+    summary(family, rows, forward)
+    return rows
+
+
+def summary(family: str, rows: list[dict[str, object]], forward: dict[str, float]) -> None:
+    """The numbers that the targets are about."""
+    if not rows:
+        return
+    each = np.array([float(row["us_per_image"]) for row in rows])
+    print(
+        f"{family}: {each.mean():.1f} us an image on average over {len(rows)} corruptions and severities",
+        end="",
+    )
+    print(f"; {each.mean() * 1e-6 * 1e4 * 95:.0f} s for 95 x 10,000 images" if family == "cifar10-c" else "")
+    for kind, microseconds in forward.items():
+        slow = sorted({str(row["corruption"]) for row in rows if float(row["us_per_image"]) > microseconds})
+        print(f"{family}: slower than a ResNet-50's forward pass in {kind}: {', '.join(slow) or 'none'}")
+    ratios = [float(row["times_as_fast"]) for row in rows if row["times_as_fast"]]
+    if ratios and not forward:
+        slow = [f"{row['corruption']} {row['severity']}" for row in rows if float(row["times_as_fast"] or 9) < 1]
+        print(f"{family}: slower than imagecorruptions-imaug: {', '.join(slow) or 'none'}")
+
+
+def made_up(family: str, count: int) -> torch.Tensor:
+    """Smooth blobs with a little noise, uint8."""
+    benchmark = FAMILIES[family]
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(min(count, 64), benchmark.channels, 7, 7, generator=generator) * 255
+    smooth = F.interpolate(coarse, benchmark.size, mode="bilinear")
+    noisy = (smooth + torch.randn(smooth.shape, generator=generator) * 5).clamp(0, 255).to(torch.uint8)
+    return noisy.repeat(-(-count // len(noisy)), 1, 1, 1)[:count].contiguous()
+
+
+def best(run: Callable[[], object], repeats: int) -> float:
+    """The shortest of some runs in seconds, after one that does not count."""
+    times = []
+    for _ in range(repeats + 1):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def time_resnet50(count: int, kind: str) -> float:
+    """Seconds of a forward pass over a batch, channels last, eager."""
+    from trueup.models.resnet50 import ResNet50
+
+    model = ResNet50("bn").cuda().eval().to(memory_format=torch.channels_last)
+    x = torch.randn(count, 3, 224, 224, device="cuda").contiguous(memory_format=torch.channels_last)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=kind == "bf16"):
+        seconds = best(lambda: model(x), 5)
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    return seconds
+
+
+def time_imagecorruptions(images: torch.Tensor, name: str, severity: int | None) -> float | None:
+    """Microseconds an image of `imagecorruptions-imaug`, or None where it is not installed."""
+    try:
+        import imagecorruptions
+    except ImportError:
+        return None
+    some = [image.permute(1, 2, 0).numpy().copy() for image in images[:8]]
+
+    def run() -> None:
+        for image in some:
+            imagecorruptions.corrupt(image, corruption_name=name, severity=severity)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return 1e6 * best(run, 3) / len(some)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""JPEG compression and pixelation."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.data.corruptions.arithmetic import quantise
+from trueup.data.pillow import pillow
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def jpeg_compression(x: Tensor, quality: int) -> Tensor:
+    """Encode and decode with Pillow, on the CPU, in as many threads as torch uses. Bytes."""
+    decode = pillow("JPEG compression").open
+
+    def code(image: Image) -> Image:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        decoded: Image = decode(file)
+        return decoded
+
+    return _each(x, code)
+
+
+def pixelate(x: Tensor, scale: float) -> Tensor:
+    """Shrink by averaging boxes and grow again by repeating pixels, as Pillow's box filter does. Bytes."""
+    size = x.shape[-1]
+    small = int(size * scale)
+    if not x.is_cuda and size > 64 and find_spec("PIL"):  # quicker there than what follows, and the same
+        return _each(x, lambda image: _boxed(image, small, size))
+    matrix, back = _boxes(size, small, x.device)
+    # Pillow goes along the rows first and rounds to bytes in between
+    rows = (x.float() @ matrix.T).add_(0.5).floor_()
+    shrunk = (matrix @ rows).add_(0.5).floor_().to(torch.uint8)
+    return shrunk.index_select(-2, back).index_select(-1, back)
+
+
+def _boxed(image: Image, small: int, size: int) -> Image:
+    from PIL.Image import Resampling
+
+    # growing, the nearest pixel is the one in the box, in half the time
+    return image.resize((small, small), Resampling.BOX).resize((size, size), Resampling.NEAREST)
+
+
+def _each(x: Tensor, change: Callable[[Image], Image]) -> Tensor:
+    """Put every image (three planes) through Pillow."""
+    module = pillow("JPEG compression")
+    pixels = x.cpu().numpy()
+    out = np.empty_like(pixels)
+
+    def run(k: int) -> None:
+        # Pillow merges and splits planes ten times as quickly as NumPy moves the axis
+        image = module.merge("RGB", [module.fromarray(plane) for plane in pixels[k]])
+        for plane, changed in enumerate(change(image).split()):
+            out[k, plane] = np.asarray(changed)
+
+    if torch.get_num_threads() == 1:
+        for k in range(len(pixels)):
+            run(k)
+    else:
+        list(_pool().map(run, range(len(pixels))))
+    return torch.from_numpy(out).to(x.device)
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count())
+
+
+@lru_cache(maxsize=32)
+def _boxes(size: int, small: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The (small, size) averaging matrix, its weights exact in float32 products, and the way back."""
+    scale = size / small
+    centre = (torch.arange(small, dtype=torch.float64) + 0.5) * scale
+    at = (torch.arange(size, dtype=torch.float64) + 0.5 - centre[:, None]) / scale
+    inside = ((at > -0.5) & (at <= 0.5)).double()  # Pillow's box: whole pixels, by their centres
+    matrix = quantise(inside / inside.sum(1, keepdim=True)).float()
+    grown = ((torch.arange(size, dtype=torch.float64) + 0.5) / scale).floor().long()
+    return matrix.to(device), grown.to(device)

@@ -1,0 +1,37 @@
+"""How alike two makings of a corrupted set are: pixel by pixel, and in distribution."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Change(NamedTuple):
+    """What a corruption did to images, in grey levels: the mean over images of each image's own number."""
+
+    mean: float
+    spread: float  # standard deviation
+    correlation: float  # of neighbouring pixels' changes, to the right and down
+
+
+def within(ours: Tensor, theirs: Tensor, levels: int = 2) -> float:
+    """The share of values of two makings (uint8) that differ by at most `levels`.
+
+    >>> within(torch.tensor([0, 10], dtype=torch.uint8), torch.tensor([2, 13], dtype=torch.uint8))
+    0.5
+    """
+    return float(((ours.int() - theirs.int()).abs() <= levels).double().mean())
+
+
+def change(clean: Tensor, corrupted: Tensor) -> Change:
+    """What was done to `clean` (N, C, H, W) uint8 to get `corrupted`."""
+    difference = corrupted.double() - clean.double()
+    mean = difference.mean((1, 2, 3))
+    spread = difference.flatten(1).std(1, correction=0)
+    centred = difference - mean.view(-1, 1, 1, 1)
+    variance = centred.square().mean((1, 2, 3)).clamp(min=1e-12)
+    right = (centred[..., 1:] * centred[..., :-1]).mean((1, 2, 3)) / variance
+    down = (centred[..., 1:, :] * centred[..., :-1, :]).mean((1, 2, 3)) / variance
+    return Change(float(mean.mean()), float(spread.mean()), float(torch.cat((right, down)).mean()))
