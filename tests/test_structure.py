@@ -16,6 +16,7 @@ SOURCE = Path(trueup.__file__).parent
 # From the bottom up. A module imports from its own layer's modules only within one package, and else from below.
 # `models`, `data` and `training` stand apart from the core: they meet it in the command line.
 LAYERS = {
+    "atomic": 0,
     "correction": 0,
     "functional": 1,
     "fingerprint": 2,
@@ -28,16 +29,17 @@ LAYERS = {
     "_measure": 6,
     "": 7,  # trueup/__init__.py
     "demo": 8,
-    "cli": 9,
-    "__main__": 10,
+    "figures": 9,
+    "cli": 10,
+    "__main__": 11,
 }
-APART = {"atomic": 0, "data": 1, "models": 1, "training": 2, "demo": 8, "cli": 9, "__main__": 10}
+APART = {"atomic": 0, "data": 1, "models": 1, "training": 2, "demo": 8, "figures": 9, "cli": 10, "__main__": 11}
 OPTIONAL = {
     "matplotlib": {"figures"},
-    "sklearn": {"data", "demo"},
-    "PIL": {"data", "demo"},
+    "sklearn": {"data"},
+    "PIL": {"data"},
     "typer": {"cli"},
-    "rich": {"cli", "demo"},
+    "rich": {"cli"},
 }
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup import functional
+from trueup.atomic import write_atomically
 from trueup.fingerprint import Fingerprint
 
 FORMAT = "trueup-targets"
@@ -170,10 +171,7 @@ class Targets(Mapping[str, SiteTarget]):
             "sites": json.dumps(records),
             "fingerprint": self.fingerprint.to_json(),
         }
-        path = Path(path)
-        unfinished = path.with_name(path.name + ".part")
-        safetensors.torch.save_file(tensors, unfinished, metadata)
-        os.replace(unfinished, path)
+        write_atomically(Path(path), safetensors.torch.save(tensors, metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Targets:

@@ -6,6 +6,7 @@ import typer
 
 from trueup.cli.corrupted import make_set, show
 from trueup.cli.data import get
+from trueup.cli.demo import show_demo
 from trueup.cli.export import export
 from trueup.cli.train import train
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Get, make and look at data sets.", no_args_is_help=True)
 app.add_typer(data, name="data")
+app.command("demo")(show_demo)
 data.command()(get)
 data.command("make")(make_set)
 data.command()(show)

@@ -1,0 +1,150 @@
+"""The demonstration: handwritten digits, a small network, and what the correction does under nine corruptions.
+
+The main job in one piece, on data and a checkpoint that need no download: load a model, calibrate it on its clean
+training images, correct it, and compare both on the same corrupted test images.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+
+import trueup
+from trueup import models
+from trueup.data import digits
+from trueup.data.corruptions import corrupt
+from trueup.data.images import NORMALISATION, Images
+from trueup.training.engine import Engine
+from trueup.training.recipes import RECIPES
+from trueup.training.run import Choices, Progress, train
+
+MODEL = "resnet20-bn-digits"
+PAPERS_MNIST = trueup.Correction(lambda1=0.75, lambda2=0.25, iterations=2)
+"""What the paper uses for MNIST with batch norm."""
+
+CORRUPTIONS = (
+    "shot_noise",
+    "impulse_noise",
+    "glass_blur",
+    "motion_blur",
+    "brightness",
+    "fog",
+    "spatter",
+    "rotate",
+    "translate",
+)
+SEVERITIES = (1, 3, 5)
+BATCH = 120
+
+
+@dataclass(frozen=True)
+class Row:
+    """One test set: its corruption (`clean` for none), and the accuracies without and with correction, in percent."""
+
+    corruption: str
+    severity: int  # 0 for clean
+    plain: float
+    corrected: float
+
+    @property
+    def gain(self) -> float:
+        """Percentage points won by the correction."""
+        return self.corrected - self.plain
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the demonstration saw."""
+
+    rows: tuple[Row, ...]
+    examples: dict[str, Tensor]  # a corruption -> one image at the highest severity (28, 28) uint8
+    images: int  # in each test set
+    calibration_seconds: float
+    plain_ms: float  # an image
+    corrected_ms: float
+
+    @property
+    def clean(self) -> Row:
+        """The row of the clean test images."""
+        return next(row for row in self.rows if row.severity == 0)
+
+    @property
+    def corrupted(self) -> tuple[Row, ...]:
+        """All others."""
+        return tuple(row for row in self.rows if row.severity)
+
+    def mean(self, *, severity: int | None = None, corruption: str | None = None) -> Row:
+        """The mean over the corrupted sets of one severity or one corruption, or of all."""
+        chosen = [
+            row
+            for row in self.corrupted
+            if severity in (None, row.severity) and corruption in (None, row.corruption)
+        ]
+        return Row("mean", severity or 0, fmean(r.plain for r in chosen), fmean(r.corrected for r in chosen))
+
+
+def run(
+    model: nn.Module,
+    correction: trueup.Correction = PAPERS_MNIST,
+    *,
+    images: int = digits.TEST,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Result:
+    """Calibrate and correct `model`; test both on `images` digits, clean and under every corruption and severity."""
+    began = time.perf_counter()
+    clean = digits.load("train").images
+    targets = trueup.calibrate(model, (_input(clean[k]) for k in _batches(len(clean))))
+    calibration_seconds = time.perf_counter() - began
+    robust = trueup.correct(model, targets, correction)
+
+    test = digits.load("test").first(images)
+    cases = [("clean", 0), *((name, severity) for name in CORRUPTIONS for severity in SEVERITIES)]
+    rows, examples, seconds = [], {}, [0.0, 0.0]
+    for done, (name, severity) in enumerate(cases):
+        progress(done, len(cases))
+        pixels = test.images if name == "clean" else corrupt(test.images, name, severity, family="mnist-c")
+        accuracies = []
+        for which, network in enumerate((model, robust)):
+            began = time.perf_counter()
+            accuracies.append(accuracy(network, Images(pixels, test.labels)))
+            seconds[which] += time.perf_counter() - began
+        rows.append(Row(name, severity, *accuracies))
+        examples[name] = pixels[0, 0]  # the last severity stays
+    progress(len(cases), len(cases))
+    plain_ms, corrected_ms = (1000 * total / (len(cases) * len(test)) for total in seconds)
+    return Result(tuple(rows), examples, len(test), calibration_seconds, plain_ms, corrected_ms)
+
+
+def load() -> nn.Module:
+    """The network that comes with the package."""
+    return models.load(MODEL)
+
+
+def retrain(report: Callable[[Progress], None] = lambda _: None) -> nn.Module:
+    """The same network, trained again from scratch: about a minute on two cores."""
+    choices = Choices("digits", "bn", (0,), RECIPES["digits"])
+    trained = train(choices, digits.load("train"), digits.load("test"), Engine("cpu"), report=report)
+    assert trained is not None  # nothing stops it early without a time limit
+    return trained[0]
+
+
+@torch.inference_mode()
+def accuracy(network: nn.Module, data: Images) -> float:
+    """The share of `data` that `network` has right, in percent."""
+    right = sum(
+        int((network(_input(data.images[k])).argmax(dim=1) == data.labels[k]).sum()) for k in _batches(len(data))
+    )
+    return 100 * right / len(data)
+
+
+def _batches(count: int) -> list[slice]:
+    return [slice(start, start + BATCH) for start in range(0, count, BATCH)]
+
+
+def _input(pixels: Tensor) -> Tensor:
+    return NORMALISATION["digits"](pixels)
