@@ -67,9 +67,7 @@ def main() -> None:
     model, seen, test = (_cifar if small else _imagenet)(asked.data, calibrate, max(clean, count))
     model = model.to(asked.device)
     targets = trueup.calibrate(model, (batch.to(asked.device) for batch in seen))
-    networks = {
-        name: model if rule is None else trueup.correct(model, targets, rule) for name, rule in chosen.items()
-    }
+    networks = {name: model if rule is None else trueup.correct(model, targets, rule) for name, rule in chosen.items()}
     for corruption, severity, images in cases:
         missing = [m for m in networks if (asked.network, m, corruption, severity, images) not in done]
         if not missing:

@@ -58,9 +58,7 @@ def test_the_paper_to_the_letter_would_ruin_it(resnet20, cifar, targets):
 def test_corruption_is_noticed_in_the_first_layer(resnet20, cifar, targets):
     test = cifar[1].first(100)
     clean = trueup.measure(resnet20, targets, IMAGENET(test.images))
-    noisy = trueup.measure(
-        resnet20, targets, IMAGENET(corrupt(test.images, "gaussian_noise", 5, family="cifar10-c"))
-    )
+    noisy = trueup.measure(resnet20, targets, IMAGENET(corrupt(test.images, "gaussian_noise", 5, family="cifar10-c")))
     assert clean.unusual[:, 0].mean() < 0.65
     assert noisy.unusual.mean(dim=1).mean() > clean.unusual.mean(dim=1).mean() + 0.2
 

@@ -81,9 +81,7 @@ class Result:
     def mean(self, *, severity: int | None = None, corruption: str | None = None) -> Row:
         """The mean over the corrupted sets of one severity or one corruption, or of all."""
         chosen = [
-            row
-            for row in self.corrupted
-            if severity in (None, row.severity) and corruption in (None, row.corruption)
+            row for row in self.corrupted if severity in (None, row.severity) and corruption in (None, row.corruption)
         ]
         return Row("mean", severity or 0, fmean(r.plain for r in chosen), fmean(r.corrected for r in chosen))
 

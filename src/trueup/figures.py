@@ -37,7 +37,9 @@ def draw_demo(result: Result, path: str | os.PathLike[str]) -> None:
             fontsize=9,
             color=colour,
         )
-        pictures.imshow(result.examples[name], cmap="gray", extent=(-0.42, 0.42, y - 0.42, y + 0.42), vmin=0, vmax=255)
+        pictures.imshow(
+            result.examples[name].numpy(), cmap="gray", extent=(-0.42, 0.42, y - 0.42, y + 0.42), vmin=0, vmax=255
+        )
     pictures.set(xlim=(-0.45, 0.45), ylim=(-0.6, len(rows) - 0.4), xticks=[], aspect="auto")
     pictures.set_yticks(range(len(rows)), [name.replace("_", " ") for name in names])
     pictures.tick_params(length=0)

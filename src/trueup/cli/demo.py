@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def show_demo(
     iterations: Annotated[int, typer.Option(help="How often the two take turns.")] = PAPER.iterations,
     location: Annotated[str, typer.Option(help="keep a layer's mean, or match training's.")] = PAPER.location,
     images: Annotated[int, typer.Option(help="Digits in each test set.", min=1, max=digits.TEST)] = 200,
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("demo"),
 ) -> None:
     """See the correction at work: digits under nine corruptions, with and without. Under a minute on two cores."""
     console = Console()
@@ -47,9 +48,12 @@ def show_demo(
     for line in _summary(result):
         console.print(line, highlight=False)
     out.mkdir(parents=True, exist_ok=True)
-    picture = out / "demo.png"
-    draw_demo(result, picture)
-    console.print(f"Figure: {picture}", highlight=False)
+    with (out / "demo.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("corruption", "severity", "images", "as_trained", "corrected"))
+        writer.writerows((r.corruption, r.severity, result.images, r.plain, r.corrected) for r in result.rows)
+    draw_demo(result, out / "demo.png")
+    console.print(f"Files:  {out / 'demo.png'}, {out / 'demo.csv'}", highlight=False)
 
 
 def _table(result: demo.Result, correction: Correction) -> Table:
@@ -96,7 +100,7 @@ def _summary(result: demo.Result) -> list[str]:
     return [
         f"Sets:   better in {better} of {len(rows)}, worse in {worse} (one image is {noise:.1f} points)",
         f"Mean:   {mean.plain:.1f} → {mean.corrected:.1f} ({mean.gain:+.1f}) under corruption, "
-        f"{result.clean.plain:.1f} → {result.clean.corrected:.1f} ({result.clean.gain:+.1f}) on clean images",
+        f"{result.clean.gain:+.1f} on clean images",
         f"Time:   {result.plain_ms:.1f} → {result.corrected_ms:.1f} ms an image "
         f"({result.corrected_ms / result.plain_ms:.0f} times); calibration, once, {result.calibration_seconds:.0f} s",
     ]
