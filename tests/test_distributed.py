@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import images, make
 
 import trueup
+from architectures import images, make
 
 SCRIPT = """
 import sys, torch

@@ -96,11 +96,12 @@ def _summary(result: demo.Result) -> list[str]:
     rows = result.corrupted
     better, worse = sum(row.gain > 0 for row in rows), sum(row.gain < 0 for row in rows)
     mean = result.mean()
-    noise = 100 / result.images
+    sets = f"better in {better} of {len(rows)}, worse in {worse} (one image is {100 / result.images:.1f} points)"
+    accuracy = f"{mean.plain:.1f} → {mean.corrected:.1f} ({mean.gain:+.1f}) under corruption"
+    cost = f"{result.plain_ms:.1f} → {result.corrected_ms:.1f} ms an image"
+    factor = result.corrected_ms / result.plain_ms
     return [
-        f"Sets:   better in {better} of {len(rows)}, worse in {worse} (one image is {noise:.1f} points)",
-        f"Mean:   {mean.plain:.1f} → {mean.corrected:.1f} ({mean.gain:+.1f}) under corruption, "
-        f"{result.clean.gain:+.1f} on clean images",
-        f"Time:   {result.plain_ms:.1f} → {result.corrected_ms:.1f} ms an image "
-        f"({result.corrected_ms / result.plain_ms:.0f} times); calibration, once, {result.calibration_seconds:.0f} s",
+        f"Sets:   {sets}",
+        f"Mean:   {accuracy}, {result.clean.gain:+.1f} on clean images",
+        f"Time:   {cost} ({factor:.0f} times); calibration, once, {result.calibration_seconds:.0f} s",
     ]
