@@ -106,12 +106,13 @@ def test_full_strength_lands_on_the_shape_of_the_target(n, seed, location):
 
 @pytest.mark.parametrize(
     "nothing",
-    [Correction(lambda1=0), Correction(lambda2=1), Correction(iterations=0)],
-    ids=["no prior", "all likelihood", "no iteration"],
+    [Correction(lambda1=0), Correction(lambda2=1), Correction(iterations=0), Correction(lambda1=0, sparse=False)],
+    ids=["no prior", "all likelihood", "no iteration", "not sparse"],
 )
 def test_a_zero_step_returns_the_same_bits_in_memory_of_its_own(nothing):
-    a = torch.tensor([[0.0, -0.0, 1e-45, -1.0, float("nan"), float("inf")]])
-    corrected = F.correct(a, torch.arange(6.0), nothing)
+    zeros, huge = [0.0, -0.0, -0.0, 1.0, 2.0, 3.0], [3e38, 3e38, 3e38, 3e38, 3e38, 3.1e38]
+    a = torch.tensor([[0.0, -0.0, 1e-45, -1.0, float("nan"), float("inf")], zeros, huge])
+    corrected = F.correct(a, torch.linspace(-3e38, 3e38, 6), nothing)
     assert corrected.view(torch.int32).equal(a.view(torch.int32))
     assert corrected.data_ptr() != a.data_ptr()
 

@@ -84,6 +84,16 @@ def test_zeros_mean_something_for_relu_and_nothing_for_the_others():
     }
 
 
+@pytest.mark.parametrize(("activation", "stays"), [(nn.ReLU(), True), (nn.SiLU(), False), (nn.LeakyReLU(), False)])
+def test_zeros_stay_where_they_mean_something(activation, stays):
+    model = nn.Sequential(activation)
+    targets = trueup.calibrate(model, [torch.randn(8, 50) + 3])
+    x = torch.randn(2, 50)
+    x[:, :10] = 0
+    corrected = trueup.correct(model, targets, trueup.Correction(1, 0, location="match"))(x)
+    assert (corrected[:, :10] == 0).all() == stays
+
+
 class InPlaceThenInput(nn.Module):
     """Reads the input of an in-place activation afterwards: by then it holds the output."""
 
@@ -212,7 +222,7 @@ def test_a_compiled_or_parallel_model_is_unwrapped():
     assert trueup.sites(nn.DataParallel(model)) == SITES["vgg"]
 
 
-def test_tensors_made_in_the_forward_pass_follow_to_another_precision():
+def test_tensors_made_in_the_forward_pass_follow_to_another_device():
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -222,9 +232,9 @@ def test_tensors_made_in_the_forward_pass_follow_to_another_precision():
             return F.relu(self.conv(x)) * torch.tensor([2.0])
 
     model, x = Scaled().eval(), images(2)
-    twice = copy.deepcopy(retrofit(model, lambda _: nn.Identity()).double())
-    torch.testing.assert_close(twice(x.double()).float(), model(x))
-    assert twice.state_dict().keys() == model.state_dict().keys()
+    moved = copy.deepcopy(retrofit(model, lambda _: nn.Identity())).to("meta")
+    assert moved(x.to("meta")).device.type == "meta"  # a tensor left behind would be refused
+    assert moved.state_dict().keys() == model.state_dict().keys()
 
 
 class _Keep(nn.Module):
