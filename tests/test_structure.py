@@ -121,3 +121,19 @@ def test_importing_trueup_needs_torch_numpy_and_safetensors_only():
 def test_the_public_names_are_those_of_the_design():
     assert set(trueup.__all__) >= {"calibrate", "correct", "measure", "sites", "Targets", "Correction", "functional"}
     assert all(hasattr(trueup, name) for name in trueup.__all__)
+
+
+@pytest.mark.parametrize(
+    ("missing", "call", "message"),
+    [
+        ("typer", "import trueup.cli", "needs typer: pip install 'trueup[cli]'"),
+        ("matplotlib", "from trueup.figures import _pyplot; _pyplot()", "pip install 'trueup[figures]'"),
+        ("sklearn", "from trueup.data import digits; digits.load('test')", "pip install 'trueup[demo]'"),
+        ("PIL", "from pathlib import Path; from trueup.data.imagenet import *; read_image(Path('x'), Crop())", "[images]"),
+    ],
+)
+def test_a_missing_extra_says_how_to_get_it(missing, call, message):
+    code = f"import sys; sys.modules[{missing!r}] = None; {call}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert message in run.stderr

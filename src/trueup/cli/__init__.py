@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import typer
+try:
+    import rich  # noqa: F401
+    import typer
+except ImportError as error:
+    raise SystemExit(f"the command line needs {error.name}: pip install 'trueup[cli]'") from error
 
 from trueup.cli.corrupted import make_set, show
 from trueup.cli.data import get
