@@ -84,10 +84,37 @@ def test_an_image_that_is_not_finite_spoils_no_other(poison):
     assert shift.unusual[2].tolist() == [1.0] * len(shift.sites)
 
 
-def test_a_model_on_another_device_than_the_images_is_given_them_there():
-    """Calibration moves the batches; the meta device stands in for a second one."""
+def test_the_corrected_module_moves_with_its_targets_and_without_the_model():
+    """The meta device stands in for a second one: a tensor left behind would be refused."""
     model, x = make("vgg"), images(4)
     targets = trueup.calibrate(model, [x])
     moved = trueup.correct(model, targets).to("meta")
     assert moved(x.to("meta")).device.type == "meta"
     assert next(model.parameters()).device.type == "cpu"
+
+
+@pytest.mark.gpu
+def test_images_and_targets_go_to_the_models_device():
+    model, x = make("vgg").cuda(), images(4)
+    targets = trueup.calibrate(model, [x])
+    assert trueup.correct(model, targets)(x.cuda()).is_cuda
+    assert trueup.measure(model, targets, x).distance.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m, t: trueup.calibrate(m, images(2)), TypeError, r"loader is a tensor.*\[images\]"),
+        (lambda m, t: trueup.correct(m, "vgg.safetensors"), TypeError, r"got str; .*Targets\.load"),
+        (lambda m, t: trueup.correct(m, t, 0.5), TypeError, "want a Correction, got 0.5"),
+        (lambda m, t: trueup.correct(m, t, select=lambda site: False), ValueError, "`select` chose none.*1, 4, 7, 11"),
+        (lambda m, t: trueup.measure(trueup.correct(m, t), t, images(2)), TypeError, "give the model that it was made"),
+        (lambda m, t: trueup.sites(m, activations=nn.Mish), TypeError, "want a tuple"),
+        (lambda m, t: trueup.sites(m, activation=(nn.Mish,)), TypeError, "unknown option 'activation'; known: activ"),
+        (lambda m, t: trueup.calibrate(m, [images(2)], resolution=1), ValueError, "two ends"),
+    ],
+)
+def test_slips_of_the_pen(call, error, message):
+    model = make("vgg")
+    with pytest.raises(error, match=message):
+        call(model, trueup.calibrate(model, [images(2)]))

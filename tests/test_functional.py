@@ -133,9 +133,16 @@ def test_every_precision_means_the_same(dtype):
     target = torch.randn(192).relu().sort().values
     corrected = F.correct(a, target, Correction(1, 0.2))
     assert corrected.dtype == dtype
-    exact = F.correct(a.double(), target.double(), Correction(1, 0.2))
-    tolerance = {torch.float64: 1e-6, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(corrected.double(), exact, atol=tolerance, rtol=tolerance)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    for row, got in zip(a, corrected, strict=True):
+        settings = {"lambda1": 1, "lambda2": 0.2, "iterations": 1, "location": "keep", "sparse": True}
+        exact = correct_row(row.double().flatten().numpy(), target.double().numpy(), **settings)
+        np.testing.assert_allclose(got.double().flatten(), exact, atol=tolerance, rtol=tolerance)
+
+
+def test_a_target_beyond_float16_does_not_make_infinity():
+    a = torch.tensor([[6e4, 1.0, 0.0]], dtype=torch.float16)
+    assert F.correct(a, torch.tensor([0.0, 1e5, 2e5]), FULL).isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import architectures
 import trueup
 from architectures import images, make
-from trueup.graph import clone, find, retrofit
+from trueup.graph import Retrofit, clone, find
 
 SITES = {
     "vgg": ["1", "4", "7", "11"],
@@ -53,8 +53,8 @@ def test_every_activation_is_a_site_with_a_readable_name(name):
 @pytest.mark.parametrize("name", architectures.ALL)
 def test_placing_nothing_changes_nothing(name):
     model, x = make(name), images()
-    assert retrofit(model, lambda _: None)(x).equal(model(x))
-    assert retrofit(model, lambda _: nn.Identity())(x).equal(model(x))
+    assert Retrofit(model, lambda _: None)(x).equal(model(x))
+    assert Retrofit(model, lambda _: nn.Identity())(x).equal(model(x))
 
 
 @pytest.mark.parametrize("name", architectures.ALL)
@@ -62,7 +62,7 @@ def test_what_is_placed_at_a_site_sees_the_output_of_its_activation(name):
     """Against forward hooks and patched functions: an independent way to see the same values."""
     model, x = make(name), images(3)
     seen: list[Tensor] = []
-    probe = retrofit(model, lambda _: _Keep(seen))
+    probe = Retrofit(model, lambda _: _Keep(seen))
     probe(x)
 
     wanted: list[Tensor] = []
@@ -127,7 +127,7 @@ def test_reading_the_input_after_an_in_place_activation_means_its_output(activat
     model, x = InPlaceThenInput(activate).eval(), images(2)
     pre = model.conv(x)
     wanted = pre * 3 + 11 * (2 * pre.relu())
-    torch.testing.assert_close(retrofit(model, lambda _: Double())(x), wanted)
+    torch.testing.assert_close(Retrofit(model, lambda _: Double())(x), wanted)
 
 
 def swish(x: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def test_tensors_made_in_the_forward_pass_follow_to_another_device():
             return F.relu(self.conv(x)) * torch.tensor([2.0])
 
     model, x = Scaled().eval(), images(2)
-    moved = copy.deepcopy(retrofit(model, lambda _: nn.Identity())).to("meta")
+    moved = copy.deepcopy(Retrofit(model, lambda _: nn.Identity())).to("meta")
     assert moved(x.to("meta")).device.type == "meta"  # a tensor left behind would be refused
     assert moved.state_dict().keys() == model.state_dict().keys()
 

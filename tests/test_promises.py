@@ -104,7 +104,7 @@ class TestIdentity:
         robust(dark().double())
         for name in targets:
             landed = F.as_rows(seen[name].detach()).sort(dim=1).values
-            assert landed.equal(targets[name].target.float().double().expand_as(landed))
+            assert landed.equal(targets[name].target.expand_as(landed))
 
     @everywhere
     def test_a_correction_brings_every_site_closer_to_its_target(self, name):
@@ -171,6 +171,23 @@ class TestPlainPyTorch:
         with torch.inference_mode():
             torch.testing.assert_close(compiled(dark()), robust(dark()), atol=1e-5, rtol=1e-4)
 
+    def test_another_image_size_does_not_compile_again_and_again(self):
+        _, robust = corrected("resnet")
+        torch._dynamo.reset()
+        compiled = torch.compile(robust, fullgraph=True, backend="aot_eager")
+        with torch.inference_mode(), torch._dynamo.config.patch(recompile_limit=3):
+            for size in range(24, 44, 2):
+                torch.testing.assert_close(compiled(images(2, size)), robust(images(2, size)), atol=1e-5, rtol=1e-4)
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_exported_with_a_free_image_size(self, strict):
+        _, robust = corrected("resnet")
+        free = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+        program = torch.export.export(robust, (images(4, 32),), dynamic_shapes={"x": free}, strict=strict)
+        for size in (24, 40):
+            wanted = robust(images(3, size))
+            torch.testing.assert_close(program.module()(images(3, size)), wanted, atol=1e-5, rtol=1e-4)
+
     @pytest.mark.parametrize("strict", [False, True])
     @pytest.mark.parametrize("name", ["resnet", "vit"])
     def test_exported_with_a_free_batch_size(self, name, strict):
@@ -233,7 +250,7 @@ class TestPlainPyTorch:
     def test_casting_does_not_blur_the_targets(self):
         _, robust = corrected("resnet")
         robust.bfloat16()
-        assert {module.target.dtype for module in robust.placed} == {torch.float32}
+        assert {module.target.dtype for module in robust.placed} == {torch.float64}
 
     def test_keyword_arguments_and_signature_are_the_models(self):
         model, robust = corrected("resnet")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -100,6 +102,22 @@ def test_memory_does_not_depend_on_the_number_of_images():
     assert numbers(many) == numbers(few)
 
 
+def test_one_batch_is_held_at_a_time():
+    alive, most = weakref.WeakSet(), 0
+
+    def loader():
+        nonlocal most
+        for _ in range(6):
+            batch = images(4)
+            alive.add(batch)
+            gc.collect()
+            most = max(most, len(alive))
+            yield batch
+
+    trueup.calibrate(make("vgg"), loader())
+    assert most <= 2  # the new one, and the one before that the loop still names
+
+
 def test_unusual_is_the_share_of_clean_images_that_lie_closer():
     model, x = make("vgg"), images(200)
     site = trueup.calibrate(model, [x])["1"]
@@ -176,10 +194,35 @@ def test_a_file_that_lacks_something_is_refused(saved):
         metadata | {"sites": "{"},
         {key: value for key, value in metadata.items() if key != "fingerprint"},
         metadata | {"sites": json.dumps({"another": records["1"]})},
+        metadata | {"sites": "[]"},
+        metadata | {"fingerprint": "[]"},
+        metadata | {"version": "abc"},
     ):
         safetensors.torch.save_file(tensors, saved, broken)
         with pytest.raises(ValueError, match="damaged"):
             trueup.Targets.load(saved)
+    safetensors.torch.save_file(tensors | {"1/total": torch.zeros(7)}, saved, metadata)
+    with pytest.raises(ValueError, match=r"damaged.*do not fit together.*\(7,\)"):
+        trueup.Targets.load(saved)
+
+
+def test_site_names_may_hold_slashes_and_start_alike(tmp_path):
+    model = _Chain(nn.ModuleDict({"a": nn.ReLU(), "a/b": nn.ReLU(), "a/b/levels": nn.ReLU()}))
+    targets = trueup.calibrate(model, [torch.randn(4, 6)])
+    assert list(targets) == ["parts.a", "parts.a/b", "parts.a/b/levels"]
+    targets.save(tmp_path / "targets")
+    assert list(trueup.Targets.load(tmp_path / "targets")) == list(targets)
+
+
+class _Chain(nn.Module):
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x):
+        for part in self.parts.values():
+            x = part(x) - 0.1
+        return x
 
 
 def test_targets_that_do_not_belong_together_cannot_be_added():

@@ -34,11 +34,14 @@ def calibrate(
     function, or with None every order statistic. `options` choose the sites: see `trueup.Options`.
 
     The result does not depend on how the images are cut into batches, and the targets of two parts of a data set add
-    up to those of the whole. Where `torch.distributed` is initialised, every rank gets the targets of all ranks' data.
+    up to those of the whole. Where `torch.distributed` is initialised, call it on every rank: each gets the targets of
+    all ranks' data.
     """
+    if isinstance(loader, Tensor):
+        raise TypeError("calibrate: the loader is a tensor, and would be taken image by image; give [images]")
     probe = Probe(model, **options)
     fingerprint = Fingerprint.of(probe.model)
-    parts = (_targets_of(probe, images, fingerprint, resolution) for images in _images(loader))
+    parts = (_targets_of(probe, images, fingerprint, resolution) for images in probe.checked(_images(loader)))
     shards = _of_all_ranks(_sum(parts))
     if (targets := _sum(shard for shard in shards if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Unpack
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from trueup import functional
 from trueup.correction import Correction
-from trueup.graph import Options, Site, retrofit
+from trueup.graph import Options, Retrofit, Site
 from trueup.targets import SiteTarget, Targets
 
 
@@ -31,14 +30,19 @@ def correct(
     to `calibrate`; `select` may pick some of the calibrated sites.
     """
     correction = Correction() if correction is None else correction
-    robust = retrofit(
+    if not isinstance(targets, Targets):
+        raise TypeError(
+            f"correct: want Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
+        )
+    if not isinstance(correction, Correction):
+        raise TypeError(f"correct: want a Correction, got {correction!r}; such as trueup.Correction(lambda1=0.5)")
+    robust = Retrofit(
         model,
         lambda site: _Correct(site, targets[site.name], correction) if site.name in targets else None,
         **options,
     )
-    targets.check_model(robust.model, robust.sites, every_site=options.get("select") is None)
-    device = next((tensor.device for tensor in [*robust.model.parameters(), *robust.model.buffers()]), None)
-    robust.placed.to(device)
+    targets.check_model(robust.model, robust.sites, selected=options.get("select") is not None)
+    robust.placed.to(robust.device)
     return robust
 
 
@@ -52,12 +56,11 @@ class _Correct(nn.Module):
         super().__init__()
         self.name = site.name
         self.correction = correction if site.sparse else replace(correction, sparse=False)
-        self.register_buffer("target", statistics.target.float(), persistent=False)
+        self.register_buffer("target", statistics.target, persistent=False)
         self.register_buffer("levels", statistics.levels, persistent=False)
 
     def forward(self, a: Tensor) -> Tensor:
-        target = functional.order_statistics(self.target, math.prod(a.shape[1:]), levels=self.levels)
-        return functional.correct(a, target, self.correction)
+        return functional.correct(a, self.target, self.correction, levels=self.levels)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Correct:
         # A target follows its model to another device, but not to a precision that would blur it.

@@ -41,7 +41,7 @@ def measure(model: nn.Module, targets: Targets, images: Tensor, **options: Unpac
     entirely unusual.
     """
     probe = Probe(model, **options)
-    targets.check_model(probe.model, probe.module.sites, every_site=options.get("select") is None)
+    targets.check_model(probe.model, probe.module.sites, selected=options.get("select") is not None)
 
     def look(name: str, a: Tensor) -> tuple[Tensor, Tensor] | None:
         if name not in targets:

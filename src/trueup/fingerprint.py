@@ -39,7 +39,7 @@ class Fingerprint:
     """The parameters and buffers of a model, remembered by a few numbers each.
 
     Casting the model to half precision, moving it, or calling it through `torch.compile` does not change whose
-    targets fit; training it further does.
+    targets fit; training it does, once a parameter has moved by more than about a hundredth of its norm.
     """
 
     tensors: Mapping[str, Print]

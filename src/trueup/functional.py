@@ -29,7 +29,7 @@ __all__ = [
 _PAPER = Correction()
 
 
-def correct(a: Tensor, target: Tensor, correction: Correction = _PAPER) -> Tensor:
+def correct(a: Tensor, target: Tensor, correction: Correction = _PAPER, *, levels: Tensor | None = None) -> Tensor:
     """Move each row of `a` towards `target`, keeping its order. The paper's appendix, in closed form.
 
     `a` is `(batch, ...)`, floating point of any width and layout; the result has its shape, dtype and layout and
@@ -41,7 +41,8 @@ def correct(a: Tensor, target: Tensor, correction: Correction = _PAPER) -> Tenso
     - Equal values share the mean of the target over the ranks they take up together: equal inputs give equal
       outputs, wherever they lie in memory.
     - With `correction.sparse`, zeros (of either sign) keep their value; they do take up ranks.
-    - A target of another length than the row is read as a quantile function, the ends being minimum and maximum.
+    - A target of another length than the row is read as a quantile function, the ends being minimum and maximum; so
+      is one whose `levels` are given.
     - A step of 0 returns the very bits of `a`; so does a row that holds NaN or infinity, which has no distribution
       to speak of.
 
@@ -58,12 +59,15 @@ def correct(a: Tensor, target: Tensor, correction: Correction = _PAPER) -> Tenso
     if step == 0 or a.numel() == 0:
         return a.clone()
     row = as_rows(a)
-    goal = order_statistics(target.to(row.device), row.shape[1])
+    goal = order_statistics(target.to(row.device), row.shape[1], levels=levels)
     mean = row.mean(dim=1, keepdim=True, dtype=torch.float64)
     moved = transport(row, goal.to(row.dtype))
     if correction.location == "keep":
-        moved = moved + (mean - goal.mean()).to(row.dtype)
+        moved = moved + (mean - goal.mean(dtype=torch.float64)).to(row.dtype)
     corrected = torch.lerp(row, moved, step)
+    if a.dtype == torch.float16:
+        limit = torch.finfo(a.dtype).max
+        corrected = corrected.clamp(-limit, limit)  # a target may lie beyond what float16 holds
     corrected = torch.where(mean.isfinite(), corrected, row)
     if correction.sparse:
         corrected = torch.where(row == 0, row, corrected)
@@ -176,10 +180,11 @@ def order_statistics(values: Tensor, n: int, *, levels: Tensor | None = None) ->
     >>> order_statistics(torch.tensor([0.0, 10.0, 40.0]), 5)
     tensor([ 0.,  5., 10., 25., 40.])
     """
-    if n == values.shape[-1] and levels is None:
+    if levels is None and n == values.shape[-1]:
         return values
-    ends = (0.0, 1.0) if n > 1 else (0.5, 0.5)  # a single value is best likened to the median
-    return quantile(values, torch.linspace(*ends, n, dtype=torch.float64, device=values.device), levels=levels)
+    rank = torch.arange(n, dtype=torch.float64, device=values.device)
+    at = rank / (n - 1) if n > 1 else rank + 0.5  # a single value is best likened to the median
+    return quantile(values, at, levels=levels)
 
 
 def levels(m: int, *, device: torch.device | None = None) -> Tensor:
@@ -202,7 +207,7 @@ def levels(m: int, *, device: torch.device | None = None) -> Tensor:
 def as_rows(a: Tensor) -> Tensor:
     """Activations `(batch, ...)` as `(batch, n)`, in the precision of the computation: float64, or else float32."""
     wide = a if a.dtype == torch.float64 else a.float()
-    return wide.reshape(a.shape[0], math.prod(a.shape[1:]))
+    return wide.flatten(1) if a.dim() > 1 else wide[:, None]
 
 
 def _check_activations(caller: str, a: Tensor) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +42,9 @@ class Site:
 class Options(TypedDict, total=False):
     """What `sites`, `calibrate`, `correct` and `measure` take alike, to choose the sites of a model.
 
-    activations: module classes and functions of your own that are activation functions, beside the known ones.
+    activations: module classes and functions of your own that are activation functions, beside the known ones (the
+        ReLU, ELU and GELU families). A function must be called by a global name. Their zeros count as meant. A module
+        class may instead declare itself by `trueup_site = True`; its zeros count as any other value.
     select: a predicate; only sites for which it is true count.
     leaves: module classes to be called as they are, not looked into: the way out where a forward pass has control
         flow that cannot be followed. Activations inside a leaf are no sites.
@@ -53,6 +57,97 @@ class Options(TypedDict, total=False):
 
 class TraceError(RuntimeError):
     """A forward pass cannot be followed. The message says where, why, and what to do."""
+
+
+def find(model: nn.Module, **options: Unpack[Options]) -> list[Site]:
+    """The sites of a model, in the order of its forward pass."""
+    return [place.site for place in _trace(clone(model).eval(), **options)[1]]
+
+
+def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
+    """New module objects around the same parameters, and the same buffers unless it is to have its own.
+
+    What torch.compile or a data-parallel module wraps is unwrapped.
+    """
+    while inner := _wrapped(model):
+        model = inner
+    if isinstance(model, Retrofit):
+        raise TypeError("this module is a retrofitted one already; give the model that it was made from")
+    shared = [*model.parameters(), *_loose_tensors(model), *(() if own_buffers else model.buffers())]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+class Retrofit(nn.Module):
+    """A module like `model` in which the value of each site goes through `place(site)`, where that is not None.
+
+    It shares the model's tensors but none of its module objects, so that neither can change the other's mode or
+    structure, and has the model's `state_dict`, name by name. It is born in evaluation mode; in training mode it does
+    what the model does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on
+    modules that contain others do not run.
+
+    `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass.
+    """
+
+    def __init__(self, model: nn.Module, place: Callable[[Site], nn.Module | None], **options: Unpack[Options]) -> None:
+        super().__init__()
+        self.model = clone(model).eval()
+        graph, found = _trace(self.model, **options)
+        modules = {site.name: module for site, *_ in found if (module := place(site)) is not None}
+        self.sites = list(modules)
+        self.placed = nn.ModuleList(modules.values())
+        # What was selected is remembered by name: predicates are often lambdas, which cannot be pickled.
+        self.options: Options = {**options, "select": None}
+        self.register_state_dict_post_hook(_strip_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+        self.eval()
+        self._build(graph, found)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the model's first tensor is; None for a model without any."""
+        return next((tensor.device for tensor in (*self.model.parameters(), *self.model.buffers())), None)
+
+    def _build(self, graph: fx.Graph, found: list[_Place]) -> None:
+        """Turn the graph into this module's forward, with the placed modules in it."""
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                node.target = f"model.{node.target}"
+        for site, node, aliased in found:
+            if site.name in self.sites:
+                _insert_after(graph, node, f"placed.{self.sites.index(site.name)}", aliased=aliased)
+        graph.lint()
+        corrected = type(fx.GraphModule(self, graph)).forward
+
+        def forward(self: Retrofit, *args: Any, **kwargs: Any) -> Any:
+            if self.training:
+                return self.model(*args, **kwargs)
+            return corrected(self, *args, **kwargs)
+
+        signature = inspect.signature(type(self.model).forward)
+        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names the inputs by it
+        self.forward = MethodType(forward, self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        self._build(*_trace(self.model, **self.options))
+        for module, mode in modes:
+            module.training = mode
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Retrofit:
+        # torch moves and casts parameters in place; shared ones would drag the model along.
+        if any(fn(tensor) is not tensor for tensor in [*self.model.parameters(), *self.model.buffers()]):
+            self.model = copy.deepcopy(self.model, {id(t): t for t in _loose_tensors(self.model)})
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _replicate_for_data_parallel(self) -> Retrofit:
+        replica: Retrofit = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica.forward = MethodType(self.forward.__func__, replica)  # type: ignore[attr-defined]
+        return replica
 
 
 @dataclass(frozen=True)
@@ -70,96 +165,253 @@ _KNOWN = (
     _Known("relu", (nn.ReLU,), (F.relu, F.relu_, torch.relu, torch.relu_), ("relu", "relu_"), sparse=True),
     _Known("relu6", (nn.ReLU6,), (F.relu6,), sparse=True),
     _Known("leaky_relu", (nn.LeakyReLU,), (F.leaky_relu, F.leaky_relu_)),
+    _Known("prelu", (nn.PReLU,), (F.prelu, torch.prelu), ("prelu",)),
+    _Known("elu", (nn.ELU,), (F.elu, F.elu_)),
+    _Known("selu", (nn.SELU,), (F.selu, F.selu_, torch.selu, torch.selu_)),
+    _Known("celu", (nn.CELU,), (F.celu, F.celu_, torch.celu, torch.celu_)),
     _Known("silu", (nn.SiLU,), (F.silu,)),
+    _Known("mish", (nn.Mish,), (F.mish,)),
     _Known("gelu", (nn.GELU,), (F.gelu,)),
     _Known("hardswish", (nn.Hardswish,), (F.hardswish,)),
 )
-_IN_PLACE = {F.relu_, torch.relu_, F.leaky_relu_, "relu_"}
+_KNOWN_MODULES = tuple(module for known in _KNOWN for module in known.modules)
+_KNOWN_FUNCTIONS = {function for known in _KNOWN for function in known.functions}
 # Modules of torch.nn that apply an activation function in code that symbolic tracing cannot enter.
 _OPAQUE = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+# What gives its input back, or a view of it: writing into one writes into the other.
+_VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+_VIEW_METHODS = {
+    *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "narrow"),
+    *("select", "contiguous", "view_as", "t", "chunk", "split", "unbind", "detach", "to", "movedim", "swapaxes"),
+}
+_VIEW_FUNCTIONS = {
+    *(operator.getitem, F.dropout, F.dropout2d, torch.flatten, torch.reshape, torch.transpose, torch.permute),
+    *(torch.squeeze, torch.unsqueeze, torch.chunk, torch.split, torch.unbind, torch.movedim, torch.narrow),
+}
+_IN_PLACE_OPERATORS = {
+    "__iadd__": operator.iadd,
+    "__isub__": operator.isub,
+    "__imul__": operator.imul,
+    "__itruediv__": operator.itruediv,
+    "__ifloordiv__": operator.ifloordiv,
+    "__imod__": operator.imod,
+    "__ipow__": operator.ipow,
+    "__iand__": operator.iand,
+    "__ior__": operator.ior,
+    "__ixor__": operator.ixor,
+}
 
 
-def find(model: nn.Module, **options: Unpack[Options]) -> list[Site]:
-    """The sites of a model, in the order of its forward pass."""
-    return [site for site, _ in _trace(clone(model).eval(), **options)[1]]
+class _Place(NamedTuple):
+    """Where a site is in a graph. `aliased`: written in place, and what it overwrites can be read elsewhere."""
+
+    site: Site
+    node: fx.Node
+    aliased: bool
 
 
-def retrofit(model: nn.Module, place: Callable[[Site], nn.Module | None], **options: Unpack[Options]) -> Retrofit:
-    """A module like `model` in which the value of each site goes through `place(site)`, where that is not None.
+class _Proxy(fx.Proxy):
+    """Knows that `x += y` changes x itself; to fx's own proxies it is `x = x + y`, and other names keep the old."""
 
-    The result shares the model's tensors but none of its module objects, so that neither can change the other's mode
-    or structure. It is returned in evaluation mode; in training mode it does what the model does.
+
+def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[fx.Proxy, Any], Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _name, _function in _IN_PLACE_OPERATORS.items():
+    setattr(_Proxy, _name, _in_place(_function))
+
+
+class _Tracer(fx.Tracer):
+    """Follows a forward pass down to torch's own modules, activation modules and the leaves asked for."""
+
+    def __init__(self, whole: tuple[type[nn.Module], ...], functions: tuple[Callable[..., Any], ...]) -> None:
+        super().__init__(autowrap_functions=functions, param_shapes_constant=True)
+        self.whole = (*whole, *_KNOWN_MODULES)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, self.whole) or declares_site(m) or super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
+def declares_site(module: nn.Module) -> bool:
+    """Whether a module's class says of itself that it is an activation function, by `trueup_site = True`."""
+    return getattr(type(module), "trueup_site", False) is True
+
+
+def _trace(model: nn.Module, **options: Unpack[Options]) -> tuple[fx.Graph, list[_Place]]:
+    """The graph of a model in evaluation mode, and its sites."""
+    if unknown := options.keys() - Options.__annotations__:
+        raise TypeError(f"unknown option {min(unknown)!r}; known: {', '.join(Options.__annotations__)}")
+    activations, leaves = options.get("activations", ()), options.get("leaves", ())
+    if not isinstance(activations, tuple) or not all(hasattr(a, "__name__") for a in activations):
+        raise TypeError(f"activations={activations!r}: want a tuple of module classes and functions")
+    classes = tuple(a for a in activations if isinstance(a, type))
+    functions = tuple(a for a in activations if not isinstance(a, type))
+    tracer = _Tracer((*classes, *leaves), functions)
+    try:
+        with _undisturbed(model, tracer):
+            graph = tracer.trace(model, concrete_args=_flags(model))
+    except Exception as error:
+        raise TraceError(_why_not(model, error)) from error
+    for node in graph.nodes:  # fx numbers the inputs that it fixes, and callers know them by name
+        if node.op == "placeholder" and node.target.rpartition("_")[0] in _flags(model):
+            node.target = node.target.rpartition("_")[0]
+
+    found: list[_Place] = []
+    calls: Counter[str] = Counter()
+    met = set()
+    for node in graph.nodes:
+        if (match := _recognise(model, node, classes, functions, leaves)) is None:
+            continue
+        path, activation, sparse, known_as = match
+        met.add(known_as)
+        calls[path] += 1
+        name = path if calls[path] == 1 else f"{path}#{calls[path]}"
+        found.append(_Place(Site(name, activation, sparse), node, _is_aliased(model, node)))
+    for given in activations:
+        if given not in met:
+            raise ValueError(
+                f"activations: {given.__name__} is never called in the forward pass of {type(model).__name__}, "
+                "or, if it is a function, not by a global name"
+            )
+    select = options.get("select")
+    return graph, [place for place in found if select is None or select(place.site)]
+
+
+def _flags(model: nn.Module) -> dict[str, Any]:
+    """Optional inputs that switch something on: fixed at their defaults, since what they switch must be known."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is None or isinstance(p.default, bool | str)}
+
+
+def _recognise(
+    model: nn.Module,
+    node: fx.Node,
+    classes: tuple[type[nn.Module], ...],
+    functions: tuple[Callable[..., Any], ...],
+    leaves: tuple[type[nn.Module], ...],
+) -> tuple[str, str, bool, Activation | None] | None:
+    """Path, name, sparsity, and which of the given activations it is, of a node that is a site; None for others."""
+    if node.op == "call_module":
+        path, module = str(node.target), model.get_submodule(str(node.target))
+        # The most derived of the given classes: a subclass may be given beside its parent.
+        if given := [c for c in classes if isinstance(module, c)]:
+            known_as = max(given, key=lambda c: len(c.__mro__))
+            return path, known_as.__name__, True, known_as
+        if declares_site(module):
+            return path, type(module).__name__, False, None
+        for known in _KNOWN:
+            if isinstance(module, known.modules):
+                return path, known.name, known.sparse, None
+        if not isinstance(module, leaves) and any(isinstance(m, (*_KNOWN_MODULES, *_OPAQUE)) for m in module.modules()):
+            warnings.warn(
+                f"the activation inside {path!r} ({type(module).__name__}) cannot be reached and is no site",
+                stacklevel=2,
+            )
+    elif node.op in ("call_function", "call_method"):
+        for known in _KNOWN:
+            if node.target in (known.functions if node.op == "call_function" else known.methods):
+                return _path_of_function(node, known.name), known.name, known.sparse, None
+        for function in functions:
+            if node.target is function:
+                return _path_of_function(node, function.__name__), function.__name__, True, function
+    return None
+
+
+def _path_of_function(node: fx.Node, name: str) -> str:
+    callers = list(node.meta.get("nn_module_stack", {}).values())
+    return f"{callers[-1][0]}.{name}" if callers and callers[-1][0] else name
+
+
+def _insert_after(graph: fx.Graph, node: fx.Node, target: str, *, aliased: bool) -> None:
+    """Let everything that uses the value of `node` use what the module `target` makes of it."""
+    with graph.inserting_after(node):
+        placed = graph.call_module(target, (node,))
+    if aliased:
+        # What was written in place is read by other names as well: so is the correction.
+        with graph.inserting_after(placed):
+            graph.call_method("copy_", (node, placed))
+    else:
+        node.replace_all_uses_with(placed, delete_user_cb=lambda user: user is not placed)
+
+
+def _is_aliased(model: nn.Module, node: fx.Node) -> bool:
+    """Whether a node overwrites memory that anything but its own result refers to."""
+    if not _is_in_place(model, node):
+        return False
+    while node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        if len(node.users) > 1 or node.op in ("placeholder", "get_attr"):
+            return True
+        if not (_is_in_place(model, node) or _is_view(model, node)):
+            return False
+    return False
+
+
+def _is_in_place(model: nn.Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return getattr(model.get_submodule(str(node.target)), "inplace", False) is True
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    flag = node.target in _KNOWN_FUNCTIONS and any(argument is True for argument in node.args)
+    named = getattr(node.target, "__name__", "")
+    operators = node.target in _IN_PLACE_OPERATORS.values()
+    return flag or operators or named.endswith("_") or node.kwargs.get("inplace") is True
+
+
+def _is_view(model: nn.Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return isinstance(model.get_submodule(str(node.target)), _VIEW_MODULES)
+    return node.target in (_VIEW_METHODS if node.op == "call_method" else _VIEW_FUNCTIONS)
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
+    """Trace a model without a trace: attributes and buffers are afterwards what they were, and no hook is run.
+
+    Hooks on modules that are looked into would see fx's proxies; those on leaves are called where the leaf is.
+    Tensors that the forward pass makes become buffers of the model, so that they follow it to its device.
     """
-    return Retrofit(model, place, **options)
+    for name in [name for name in model._buffers if name.startswith("_tensor_constant")]:
+        del model._buffers[name]  # of an earlier trace
+    modules = list(model.named_modules())
+    attributes = [(module, dict(vars(module))) for _, module in modules]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    for name, module in modules:
+        if not name or not tracer.is_leaf_module(module, name):
+            for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+                setattr(module, hooks, type(getattr(module, hooks))())
+    try:
+        yield
+    finally:
+        made = {key: value for key, value in vars(model).items() if key.startswith("_tensor_constant")}
+        for module, before in attributes:
+            module.__dict__.clear()
+            module.__dict__.update(before)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for name, tensor in made.items():
+            model.register_buffer(name, tensor, persistent=False)
 
 
-def clone(model: nn.Module) -> nn.Module:
-    """New module objects around the same parameters and buffers. What torch.compile or DDP wrap is unwrapped."""
-    model = getattr(model, "_orig_mod", model)
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    """The model inside what torch.compile and the data-parallel modules make of it."""
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        model = model.module
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+        inner: Any = model.module
+    else:
+        inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
 
 
-class Retrofit(nn.Module):
-    """What `retrofit` returns. `model` is the model, `placed` what was placed, in the order of the forward pass.
-
-    Its `state_dict` is the model's, name by name. Moving or casting it leaves the model where it was.
-    """
-
-    def __init__(self, model: nn.Module, place: Callable[[Site], nn.Module | None], **options: Unpack[Options]) -> None:
-        super().__init__()
-        self.model = clone(model).eval()
-        graph, found = _trace(self.model, **options)
-        modules = {site.name: module for site, _ in found if (module := place(site)) is not None}
-        self.sites = list(modules)
-        self.placed = nn.ModuleList(modules.values())
-        # What was selected is remembered by name: predicates are often lambdas, which cannot be pickled.
-        self.options: Options = {**options, "select": None}
-        self.register_state_dict_post_hook(_strip_prefix)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
-        self.eval()
-        self._build(graph, found)
-
-    def _build(self, graph: fx.Graph, found: list[tuple[Site, fx.Node]]) -> None:
-        """Turn the graph into this module's forward, with the placed modules in it."""
-        for site, node in found:
-            if site.name in self.sites:
-                in_place = _is_in_place(self.model, node)
-                _insert_after(graph, node, f"placed.{self.sites.index(site.name)}", in_place=in_place)
-        for node in graph.nodes:
-            if node.op in ("call_module", "get_attr") and not str(node.target).startswith("placed."):
-                node.target = f"model.{node.target}"
-        graph.lint()
-        corrected = type(fx.GraphModule(self, graph)).forward
-        signature = inspect.signature(type(self.model).forward)
-
-        def forward(self: Retrofit, *args: Any, **kwargs: Any) -> Any:
-            if self.training:
-                return self.model(*args, **kwargs)
-            return corrected(self, *args, **kwargs)
-
-        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names the inputs by it
-        self.forward = MethodType(forward, self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "forward"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._build(*_trace(self.model, **self.options))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Retrofit:
-        # torch moves and casts parameters in place; shared ones would drag the model along.
-        if any(fn(tensor) is not tensor for tensor in [*self.model.parameters(), *self.model.buffers()]):
-            self.model = copy.deepcopy(self.model)
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
-
-    def extra_repr(self) -> str:
-        """In the way of torch's modules."""
-        return f"sites={len(self.sites)}"
+def _loose_tensors(model: nn.Module) -> list[Tensor]:
+    """Tensors that are plain attributes, such as the weights that weight norm works out: they cannot be copied."""
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
 
 
 def _strip_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Mapping[str, Any]) -> None:
@@ -172,126 +424,6 @@ def _add_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any)
         state[f"{prefix}model.{key.removeprefix(prefix)}"] = state.pop(key)
 
 
-class _Tracer(fx.Tracer):
-    """Follows a forward pass down to torch's own modules, activation modules and the leaves asked for."""
-
-    def __init__(self, whole: tuple[type[nn.Module], ...], functions: tuple[Callable[..., Any], ...]) -> None:
-        super().__init__(autowrap_functions=functions, param_shapes_constant=True)
-        self.whole = whole
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, self.whole) or declares_site(m) or super().is_leaf_module(m, module_qualified_name)
-
-
-def declares_site(module: nn.Module) -> bool:
-    """Whether a module's class says of itself that it is an activation function, by `trueup_site = True`."""
-    return getattr(type(module), "trueup_site", False) is True
-
-
-def _trace(
-    model: nn.Module,
-    activations: tuple[Activation, ...] = (),
-    select: Predicate | None = None,
-    leaves: tuple[type[nn.Module], ...] = (),
-) -> tuple[fx.Graph, list[tuple[Site, fx.Node]]]:
-    """The graph of a model in evaluation mode, and its sites with the nodes that they are."""
-    classes = tuple(a for a in activations if isinstance(a, type))
-    functions = tuple(a for a in activations if not isinstance(a, type))
-    tracer = _Tracer((*classes, *leaves), functions)
-    try:
-        graph = tracer.trace(model)
-    except Exception as error:
-        raise TraceError(_why_not(model, error)) from error
-    _keep_constants(model, graph)
-
-    found: list[tuple[Site, fx.Node]] = []
-    calls: Counter[str] = Counter()
-    for node in graph.nodes:
-        if (match := _recognise(model, node, classes, functions)) is None:
-            continue
-        path, activation, sparse = match
-        calls[path] += 1
-        name = path if calls[path] == 1 else f"{path}#{calls[path]}"
-        found.append((Site(name, activation, sparse), node))
-    met = {site.activation for site, _ in found}
-    for activation_given in activations:
-        if activation_given.__name__ not in met:
-            raise ValueError(
-                f"activations: {activation_given.__name__} is never called in the forward pass of "
-                f"{type(model).__name__}, or not by a global name"
-            )
-    return graph, [(site, node) for site, node in found if select is None or select(site)]
-
-
-def _recognise(
-    model: nn.Module,
-    node: fx.Node,
-    classes: tuple[type[nn.Module], ...],
-    functions: tuple[Callable[..., Any], ...],
-) -> tuple[str, str, bool] | None:
-    """The path, activation and sparsity of a node that is a site; None for one that is not."""
-    if node.op == "call_module":
-        module = model.get_submodule(str(node.target))
-        if isinstance(module, classes) or declares_site(module):
-            # A user's zeros may be meant; where they are not, an exact zero is rare enough not to matter.
-            name = next((c.__name__ for c in classes if isinstance(module, c)), type(module).__name__)
-            return str(node.target), name, isinstance(module, classes)
-        if isinstance(module, _OPAQUE):
-            warnings.warn(
-                f"the activation inside {node.target!r} ({type(module).__name__}) cannot be reached and is no site",
-                stacklevel=2,
-            )
-        for known in _KNOWN:
-            if isinstance(module, known.modules):
-                return str(node.target), known.name, known.sparse
-    if node.op in ("call_function", "call_method"):
-        for known in _KNOWN:
-            if node.target in (known.functions if node.op == "call_function" else known.methods):
-                return _path_of_function(node, known.name), known.name, known.sparse
-        for function in functions:
-            if node.target is function:
-                return _path_of_function(node, function.__name__), function.__name__, True
-    return None
-
-
-def _path_of_function(node: fx.Node, name: str) -> str:
-    stack = list(node.meta.get("nn_module_stack", {}))
-    return f"{stack[-1]}.{name}" if stack and stack[-1] else name
-
-
-def _insert_after(graph: fx.Graph, node: fx.Node, target: str, *, in_place: bool) -> None:
-    """Let everything that uses the value of `node` use what the module `target` makes of it."""
-    with graph.inserting_after(node):
-        placed = graph.call_module(target, (node,))
-    sources = [node]
-    if in_place:
-        # Whoever reads the input after an in-place activation means its output.
-        sources += node.all_input_nodes[:1]
-    later = set(_following(placed))
-    for source in sources:
-        source.replace_all_uses_with(placed, delete_user_cb=later.__contains__)
-
-
-def _following(node: fx.Node) -> Iterator[fx.Node]:
-    while node.next.op != "root":
-        node = node.next
-        yield node
-
-
-def _is_in_place(model: nn.Module, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        return getattr(model.get_submodule(str(node.target)), "inplace", False) is True
-    return node.target in _IN_PLACE or node.kwargs.get("inplace") is True or any(arg is True for arg in node.args)
-
-
-def _keep_constants(model: nn.Module, graph: fx.Graph) -> None:
-    """Tensors made in the forward pass become attributes of the model; as buffers they follow it to its device."""
-    for node in graph.nodes:
-        name = str(node.target)
-        if node.op == "get_attr" and isinstance(vars(model).get(name), Tensor):
-            model.register_buffer(name, vars(model).pop(name), persistent=False)
-
-
 def _why_not(model: nn.Module, error: Exception) -> str:
     """Says where the forward pass could not be followed, why, and the ways out."""
     kind, path, where = type(model).__name__, "", ""
@@ -301,9 +433,14 @@ def _why_not(model: nn.Module, error: Exception) -> str:
         module = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(module, nn.Module) and id(module) in names and code.co_name == "forward":
             kind, path = type(module).__name__, names[id(module)]
-            where = f"{code.co_filename}:{line}"
+            where = f", {code.co_filename}:{line}"
+    way_out = (
+        f"pass leaves=({kind},) to have {kind} called as it is (activations inside it are then no sites)"
+        if path
+        else "move that part into a submodule of its own and name its class in leaves=(...)"
+    )
     return (
-        f"cannot follow the forward pass of {type(model).__name__}: in {path or 'its own forward'} ({kind}, {where}): "
-        f"{error}. Ways out: pass leaves=({kind},) to have {kind} called as it is (activations inside it are then no "
-        "sites); or choose by torch.where instead of `if`; or wrap a helper function with torch.fx.wrap"
+        f"cannot follow the forward pass of {type(model).__name__}: in {path or 'its own forward'} ({kind}{where}): "
+        f"{error}. Ways out: {way_out}; or choose by torch.where instead of `if`; or wrap a helper function with "
+        "torch.fx.wrap"
     )

@@ -2,57 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from trueup.graph import Options, Site, retrofit
+from trueup.graph import Options, Retrofit, Site, TraceError, clone
 
 
 class Probe:
     """A model whose sites can be looked at.
 
     `probe(images, look)` runs the model once, in evaluation mode and without gradients, and returns what
-    `look(name, a)` made of the activations `a` `(batch, ...)` at each site, by the site's name.
+    `look(name, a)` made of the activations `a` `(batch, ...)` at each site, by the site's name. The images are moved
+    to the model's device; they themselves are not changed, even by a model that works in place.
     """
 
     def __init__(self, model: nn.Module, **options: Unpack[Options]) -> None:
         self._look: Callable[[str, Tensor], Any] = lambda _name, _a: None
         self._seen: dict[str, Any] = {}
-        self.module = retrofit(model, self._window, **options)
+        # Buffers of its own, because a model may count or average in them even in evaluation.
+        self.module = Retrofit(clone(model, own_buffers=True), self._window, **options)
         if not self.module.sites:
             raise ValueError(
-                f"{type(self.module.model).__name__} has no site: no activation function was found in its forward "
-                "pass, or `select` chose none; name your own with activations=(MyActivation, my_function)"
+                f"{self._kind} has no site: no activation function was found in its forward pass, or `select` chose "
+                "none; name your own with activations=(MyActivation, my_function)"
             )
-        tensors = (*self.module.parameters(), *self.module.buffers())
-        self.device = tensors[0].device if tensors else None
 
     @property
     def model(self) -> nn.Module:
         """The model, as module objects of the probe's own around its tensors."""
         return self.module.model
 
+    @property
+    def _kind(self) -> str:
+        return type(self.model).__name__
+
     def __call__(self, images: Tensor, look: Callable[[str, Tensor], Any]) -> dict[str, Any]:
         self._look, self._seen = look, {}
-        kind = type(self.model).__name__
+        self._run(self.module, images)
+        strange = {name: rows for name, (rows, _) in self._seen.items() if rows != len(images)}
+        if strange:
+            name, rows = next(iter(strange.items()))
+            raise ValueError(
+                f"site {name!r} of {self._kind} has {rows} rows for {len(images)} images: its first dimension is not "
+                f"the batch; leave such sites out with select=lambda site: site.name not in {sorted(strange)}"
+            )
+        return {name: value for name, (_, value) in self._seen.items()}
+
+    def checked(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The batches as they come, after the first has shown that the forward pass was followed faithfully."""
+        for number, images in enumerate(batches):
+            if number == 0:
+                self._look = lambda _name, _a: None
+                followed, model = (self._run(module, images) for module in (self.module, self.model))
+                if not _alike(followed, model):
+                    raise TraceError(
+                        f"{self._kind} gives other outputs than its traced forward pass: something in it changes from "
+                        "call to call, or depends on the input in a way that cannot be followed (a random number, a "
+                        "hook that changes values, a shape fixed at the first call); name the class of the module in "
+                        "which that happens in leaves=(...)"
+                    )
+            yield images
+
+    def _run(self, module: nn.Module, images: Tensor) -> Any:
         try:
             with torch.inference_mode():
-                self.module(images.to(self.device))
-        except RuntimeError as error:
+                return module(images.to(self.module.device, copy=True))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError) as error:
             hint = "" if images.is_floating_point() else "; convert integer images to floating point as in training"
             raise ValueError(
-                f"{kind} does not take images of shape {tuple(images.shape)} and type {images.dtype}{hint}: {error}"
+                f"{self._kind} does not take images of shape {tuple(images.shape)} and type {images.dtype}{hint}: "
+                f"{error}"
             ) from error
-        for name, (rows, _) in self._seen.items():
-            if rows != len(images):
-                raise ValueError(
-                    f"site {name!r} of {kind} has {rows} rows for {len(images)} images: its first dimension is not the "
-                    f"batch; leave it out with select=lambda site: site.name != {name!r}"
-                )
-        return {name: value for name, (_, value) in self._seen.items()}
 
     def _window(self, site: Site) -> nn.Module:
         return _Window(lambda a: self._seen.update({site.name: (a.shape[0], self._look(site.name, a))}))
@@ -66,3 +92,12 @@ class _Window(nn.Module):
     def forward(self, a: Tensor) -> Tensor:
         self.show(a)
         return a
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two outputs, however nested, hold the same tensors but for rounding."""
+    ours, theirs = ([x for x in tree_leaves(output) if isinstance(x, Tensor)] for output in (a, b))
+    return len(ours) == len(theirs) and all(
+        x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-3, equal_nan=True)
+        for x, y in zip(ours, theirs, strict=True)
+    )

@@ -40,6 +40,12 @@ class SiteTarget:
     images: int
     sample: Tensor  # (<= SAMPLE, SKETCH) float32: quantile functions of the images of Targets.sampled
 
+    def __post_init__(self) -> None:
+        known = self.total if self.levels is None else self.levels
+        if not (self.total.shape == self.square.shape == known.shape) or self.sample.shape[1:] != (SKETCH,):
+            shapes = [tuple(t.shape) for t in (self.total, self.square, known, self.sample)]
+            raise ValueError(f"the parts of a target do not fit together: shapes {shapes}")
+
     @classmethod
     def of(cls, a: Tensor, *, resolution: int | None, sample: Tensor) -> SiteTarget:
         """The statistics of activations `(batch, ...)`; `sample` indexes the images to be kept singly."""
@@ -111,6 +117,9 @@ class Targets(Mapping[str, SiteTarget]):
     sampled: Tensor  # (<= SAMPLE,) int64: images kept singly, named by content; the smallest are kept in merging
     fingerprint: Fingerprint
 
+    def __repr__(self) -> str:
+        return f"Targets({len(self)} sites, {self.images} images)"
+
     def __getitem__(self, name: str) -> SiteTarget:
         try:
             return self.sites[name]
@@ -140,10 +149,10 @@ class Targets(Mapping[str, SiteTarget]):
         merged = {name: _merge(name, self[name], other[name], order[:SAMPLE]) for name in self}
         return Targets(merged, sampled[:SAMPLE], self.fingerprint)
 
-    def check_model(self, model: nn.Module, sites: Collection[str], *, every_site: bool) -> None:
+    def check_model(self, model: nn.Module, sites: Collection[str], *, selected: bool) -> None:
         """Refuse a model that these targets were not calibrated on, naming what differs.
 
-        `sites` are those found in the model; `every_site` says that all of the targets' should be among them.
+        `sites` are those found in the model; unless they are `selected`, all of the targets' should be among them.
         """
         kind = type(model).__name__
         if difference := self.fingerprint.difference(Fingerprint.of(model)):
@@ -152,7 +161,9 @@ class Targets(Mapping[str, SiteTarget]):
                 "calibrate again with trueup.calibrate(model, loader)"
             )
         missing = [name for name in self if name not in sites]
-        if missing and (every_site or len(missing) == len(self)):
+        if selected and len(missing) == len(self):
+            raise ValueError(f"`select` chose none of the sites that these targets hold: {', '.join(self)}")
+        if missing and not selected:
             raise ValueError(
                 f"the targets hold the site {missing[0]!r}, which was not found in this {kind}; it has "
                 f"{', '.join(sites) or 'none of theirs'}; give activations= and leaves= as you did to calibrate"
@@ -180,11 +191,11 @@ class Targets(Mapping[str, SiteTarget]):
         try:
             sites = {}
             for name, record in json.loads(metadata["sites"]).items():
-                fields = {"levels": None} | record | {"shape": tuple(record["shape"])}
-                fields |= {key.removeprefix(f"{name}/"): t for key, t in tensors.items() if key.startswith(f"{name}/")}
+                fields = record | {"shape": tuple(record["shape"]), "levels": tensors.get(f"{name}/levels")}
+                fields |= {key: tensors[f"{name}/{key}"] for key in ("total", "square", "sample")}
                 sites[name] = SiteTarget(**fields)
             return cls(sites, tensors["sampled"], Fingerprint.from_json(metadata["fingerprint"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is a damaged trueup targets file ({error!r})") from error
 
 
@@ -214,7 +225,10 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tenso
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"{path} is a safetensors file, but holds no trueup targets")
-            if (version := int(metadata["version"])) > VERSION:
+            version = metadata.get("version", "")
+            if not version.isdigit():
+                raise ValueError(f"{path} is a damaged trueup targets file (format version {version!r})")
+            if int(version) > VERSION:
                 raise ValueError(
                     f"{path} has format version {version}, this trueup reads up to {VERSION}: "
                     "upgrade trueup, or calibrate again"

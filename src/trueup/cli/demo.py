@@ -36,10 +36,11 @@ def show_demo(
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        model = demo.load()
         if retrain:
-            training = bar.add_task("training, epochs")
+            training = bar.add_task("training, epochs", total=None)
             model = demo.retrain(lambda p: bar.update(training, completed=p.epoch, total=p.epochs))
+        else:
+            model = demo.load()
         testing = bar.add_task("calibrating, then testing, sets", total=None)
         result = demo.run(
             model, correction, images=images, progress=lambda done, of: bar.update(testing, completed=done, total=of)
