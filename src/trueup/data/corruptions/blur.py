@@ -40,7 +40,7 @@ def defocus_blur(x: Tensor, radius: float, alias_blur: float) -> Tensor:
         total -= window[..., far - half : far - half + cols]
     if near:
         total = linear.along(linear.along(total.double(), smooth, -1, width), smooth, -2, height)
-    total = total / float(sum(2 * half + 1 for half in disk))
+    total = (total / float(sum(2 * half + 1 for half in disk))).float()
     if rest:
         added = torch.zeros_like(x, dtype=torch.float32)
         for row, col, weight in rest:
@@ -101,6 +101,6 @@ def _disk(radius: float, alias_blur: float) -> tuple[list[int], list[float], lis
     plain = smoothed(far + near, "constant")
     theirs = smoothed(reach, "reflect")
     rest = F.pad(theirs, (far + near - reach,) * 4) - plain  # negative padding trims
-    rest = (rest * ONE).round() / ONE
+    rest = torch.where(rest.abs() < 2**-13, 0, rest * ONE).round() / ONE  # less is worth 0.05 grey levels in all
     odd = [(row, col, float(rest[row, col])) for row, col in rest.nonzero().tolist()]
     return halves, smooth.tolist(), odd
