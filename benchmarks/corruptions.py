@@ -5,9 +5,9 @@
 
 On the CPU, ImageNet-C is timed beside `imagecorruptions-imaug` (one image at a time, as it works), and so is
 CIFAR-10-C, on the same small images. On a GPU, ImageNet-C is timed beside a ResNet-50's forward pass over the
-same batch, in TF32 and bfloat16, and the bytes are held against the CPU's. Images are made up; the time does not depend on what they show (except for
-spatter, a little). Times are the best of `--repeats`. Frost is left out where its textures are not under the
-data root, JPEG where there is no Pillow; both are said.
+same batch, in TF32 and bfloat16, and the bytes are held against the CPU's. Images are made up; the time does not
+depend on what they show (except for spatter, a little). Times are the best of `--repeats`. Frost is left out where its
+textures are not under the data root (and that is said).
 """
 
 from __future__ import annotations
