@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -10,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.data.corruptions import blur, edges, glass, linear, noise, spatter
+from trueup.data.corruptions import blur, digital, edges, glass, linear, noise, spatter
 from trueup.data.corruptions.arithmetic import quantise
 from trueup.data.corruptions.digital import _boxes, pixelate
 from trueup.data.corruptions.draws import Draws
+from trueup.data.corruptions.jpeg import through_jpeg
 from trueup.data.corruptions.plasma import plasma
 from trueup.data.corruptions.warp import bilinear
 
@@ -143,6 +146,29 @@ def test_boxes_are_pillows(size, scale):
     assert np.abs(ours.numpy() - theirs).max() <= 1
     assert (ours.numpy() == theirs).mean() > 0.99
     assert np.array_equal(pixelate(x.expand(1, 3, -1, -1), scale)[0, 0].numpy(), ours if size == 32 else theirs)
+
+
+@pytest.mark.parametrize("quality", [1, 7, 25, 49, 50, 80, 100])
+def test_jpeg_is_pillows_to_the_byte(quality):
+    image = pytest.importorskip("PIL.Image")
+    noise = greys(2, 3, 64, 48)
+    smooth = torch.nn.functional.interpolate(greys(2, 3, 5, 5).float(), (64, 48), mode="bicubic").clamp(0, 255)
+    x = torch.cat((noise, smooth.to(torch.uint8), torch.zeros_like(noise), torch.full_like(noise, 255)))
+    for ours, clean in zip(through_jpeg(x, quality), x, strict=True):
+        file = io.BytesIO()
+        image.fromarray(clean.permute(1, 2, 0).numpy().copy()).save(file, "JPEG", quality=quality)
+        assert np.array_equal(ours.permute(1, 2, 0).numpy(), np.asarray(image.open(file)))
+
+
+def test_large_images_get_the_same_bytes_with_and_without_pillow(monkeypatch):
+    pytest.importorskip("PIL")
+    x = greys(3, 3, 224, 224)
+    for function, level in ((digital.jpeg_compression, 10), (digital.pixelate, 0.3)):
+        assert digital._by_pillow(x)
+        with_pillow = function(x, level)
+        monkeypatch.setattr(digital, "_by_pillow", lambda _: False)
+        assert (function(x, level) == with_pillow).double().mean() > 0.999
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

@@ -5,25 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-
-from trueup.data.corrupted import clean
-from trueup.data.corrupted.arrays import folder
-from trueup.data.corrupted.folders import clean_folder
-from trueup.data.corrupted.make import make
-from trueup.data.corrupted.sheet import contact_sheet
-from trueup.data.corruptions import corrupt, corruptions
-from trueup.data.imagenet import Crop, ImageFolder
 
 Name = Annotated[str, typer.Argument(help="mnist-c, cifar10-c or imagenet-c", metavar="NAME")]
 Root = Annotated[Path | None, typer.Option("--data", help="The data root.")]
@@ -40,6 +22,12 @@ def make_set(
     device: Device = None,
 ) -> None:
     """Make a corrupted set in the published layout. What is there and whole stays; run it again to resume."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    from trueup.data.corrupted.arrays import folder
+    from trueup.data.corrupted.make import make
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, TaskID] = {}
@@ -74,6 +62,14 @@ def show(
     seed: Seed = 0,
 ) -> None:
     """Draw a contact sheet: every corruption and severity for a few images."""
+    import torch
+
+    from trueup.data.corrupted import clean
+    from trueup.data.corrupted.folders import clean_folder
+    from trueup.data.corrupted.sheet import contact_sheet
+    from trueup.data.corruptions import corrupt, corruptions
+    from trueup.data.imagenet import Crop, ImageFolder
+
     numbers = list(range(first, first + count))
     try:
         corruptions(name)
@@ -94,4 +90,6 @@ def show(
 
 
 def _best() -> str:
+    import torch
+
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -60,14 +60,14 @@ def corrupt(
     extra = {"root": root} if name in benchmark.textured else {}
     work = max(benchmark.channels * benchmark.size**2, benchmark.scratch.get(name, 0))
     chunk = max(1, (_CHUNK_GPU if images.is_cuda else _CHUNK_CPU) // work)
-    out = torch.empty_like(images, memory_format=torch.contiguous_format)
+    parts = [images[:0]]
     for first in range(0, len(images), chunk):
         part = images[first : first + chunk].contiguous()
         draws = Draws(seed, name, level, numbers[first : first + chunk], images.device)
         with full_precision():
             done = recipe(part, draws, *constants, **extra)
-        out[first : first + chunk] = done if done.dtype == torch.uint8 else benchmark.to_bytes(done)
-    return out
+        parts.append(done if done.dtype == torch.uint8 else benchmark.to_bytes(done))
+    return torch.cat(parts)
 
 
 def check(family: str, name: str, severity: int | None) -> int:

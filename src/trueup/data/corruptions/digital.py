@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trueup.data.corruptions.arithmetic import quantise
+from trueup.data.corruptions.jpeg import through_jpeg
 from trueup.data.pillow import pillow
 
 if TYPE_CHECKING:
@@ -22,13 +21,14 @@ if TYPE_CHECKING:
 
 
 def jpeg_compression(x: Tensor, quality: int) -> Tensor:
-    """Encode and decode with Pillow, on the CPU, in as many threads as torch uses. Bytes."""
-    decode = pillow("JPEG compression").open
+    """Encode and decode as Pillow does, to the byte. Bytes."""
+    if not _by_pillow(x):
+        return through_jpeg(x, quality)
 
     def code(image: Image) -> Image:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        decoded: Image = decode(file)
+        decoded: Image = pillow("JPEG").open(file)
         return decoded
 
     return _each(x, code)
@@ -38,7 +38,7 @@ def pixelate(x: Tensor, scale: float) -> Tensor:
     """Shrink by averaging boxes and grow again by repeating pixels, as Pillow's box filter does. Bytes."""
     size = x.shape[-1]
     small = int(size * scale)
-    if not x.is_cuda and size > 64 and find_spec("PIL"):  # quicker there than what follows, and the same
+    if _by_pillow(x):
         return _each(x, lambda image: _boxed(image, small, size))
     matrix, back = _boxes(size, small, x.device)
     # Pillow goes along the rows first and rounds to bytes in between
@@ -54,29 +54,21 @@ def _boxed(image: Image, small: int, size: int) -> Image:
     return image.resize((small, small), Resampling.BOX).resize((size, size), Resampling.NEAREST)
 
 
+def _by_pillow(x: Tensor) -> bool:
+    """Whether to take Pillow: for large images on a CPU it is quicker than torch, and it gives the same bytes."""
+    return not x.is_cuda and x.shape[-1] > 64 and find_spec("PIL") is not None
+
+
 def _each(x: Tensor, change: Callable[[Image], Image]) -> Tensor:
-    """Put every image (three planes) through Pillow."""
-    module = pillow("JPEG compression")
-    pixels = x.cpu().numpy()
-    out = np.empty_like(pixels)
-
-    def run(k: int) -> None:
-        # Pillow merges and splits planes ten times as quickly as NumPy moves the axis
-        image = module.merge("RGB", [module.fromarray(plane) for plane in pixels[k]])
-        for plane, changed in enumerate(change(image).split()):
-            out[k, plane] = np.asarray(changed)
-
-    if torch.get_num_threads() == 1:
-        for k in range(len(pixels)):
-            run(k)
-    else:
-        list(_pool().map(run, range(len(pixels))))
-    return torch.from_numpy(out).to(x.device)
-
-
-@lru_cache(maxsize=1)
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count())
+    """Put every image (three planes) through Pillow, one by one: threads would wait for each other most of the time."""
+    module = pillow("this")
+    out = np.empty(x.shape, dtype=np.uint8)
+    for planes, result in zip(x.numpy(), out, strict=True):
+        # Pillow merges and splits planes quicker than NumPy moves the axis
+        image = module.merge("RGB", [module.fromarray(plane) for plane in planes])
+        for k, changed in enumerate(change(image).split()):
+            result[k] = np.asarray(changed)
+    return torch.from_numpy(out)
 
 
 @lru_cache(maxsize=32)

@@ -98,15 +98,17 @@ def _box(x: Tensor) -> Tensor:
 
 def _equalised(level: Tensor) -> Tensor:
     """OpenCV's `equalizeHist` of levels 0 to 20: the share of pixels up to a level, less the lowest's."""
-    flat = level.flatten(1)
-    below = torch.stack([(flat <= k).sum(1) for k in range(_FAR + 1)], 1)  # (images, 21)
+    flat = level.flatten(1).long()
     total = flat.shape[1]
-    lowest = below.gather(1, flat.amin(1, keepdim=True).long())
+    count = torch.zeros(len(flat), _FAR + 1, dtype=torch.int32, device=level.device)
+    count.scatter_add_(1, flat, torch.ones_like(count[:, :1]).expand_as(flat))
+    below = count.cumsum(1)
+    lowest = below.gather(1, flat.amin(1, keepdim=True))
     scale = 255.0 / (total - lowest).clamp(min=1)
     table = ((below - lowest).clamp_(min=0) * scale.float()).round_().int()
     # an image of one level stays as it is
     table = torch.where(lowest == total, torch.arange(_FAR + 1, device=level.device, dtype=torch.int32), table)
-    return table.gather(1, flat.long()).view_as(level)
+    return table.gather(1, flat).view_as(level)
 
 
 def _emboss(x: Tensor) -> Tensor:
