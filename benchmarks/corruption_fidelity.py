@@ -60,7 +60,7 @@ START, END = "<!-- table: start -->", "<!-- table: end -->"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=None)
-    parser.add_argument("--csv", type=Path, default=HERE / "results" / "corruption_fidelity.csv")
+    parser.add_argument("--csv", type=Path, default=HERE.parent / "results" / "corruption_fidelity.csv")
     parser.add_argument("--docs", type=Path, default=HERE.parent / "docs" / "corruptions.md")
     options = parser.parse_args()
     root = data_root(options.data)

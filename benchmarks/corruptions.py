@@ -66,7 +66,7 @@ def main() -> None:
     rows = []
     for family in options.family or list(FAMILIES):
         rows += time_family(family, options)
-    path = options.csv or HERE / "results" / f"corruptions_{options.device}.csv"
+    path = options.csv or HERE.parent / "results" / f"corruptions_{options.device}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

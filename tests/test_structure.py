@@ -16,6 +16,7 @@ SOURCE = Path(trueup.__file__).parent
 # From the bottom up. A module imports from its own layer's modules only within one package, and else from below.
 # `models`, `data` and `training` stand apart from the core: they meet it in the command line.
 LAYERS = {
+    "activations": 0,
     "atomic": 0,
     "correction": 0,
     "functional": 1,

@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from trueup.activations import KNOWN, KNOWN_FUNCTIONS, KNOWN_MODULES, Activation, declares_site
+
 Predicate = Callable[["Site"], bool]
-Activation = type[nn.Module] | Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -150,32 +151,6 @@ class Retrofit(nn.Module):
         return replica
 
 
-@dataclass(frozen=True)
-class _Known:
-    """An activation function in all its spellings."""
-
-    name: str
-    modules: tuple[type[nn.Module], ...]
-    functions: tuple[Callable[..., Tensor], ...]
-    methods: tuple[str, ...] = ()
-    sparse: bool = False
-
-
-_KNOWN = (
-    _Known("relu", (nn.ReLU,), (F.relu, F.relu_, torch.relu, torch.relu_), ("relu", "relu_"), sparse=True),
-    _Known("relu6", (nn.ReLU6,), (F.relu6,), sparse=True),
-    _Known("leaky_relu", (nn.LeakyReLU,), (F.leaky_relu, F.leaky_relu_)),
-    _Known("prelu", (nn.PReLU,), (F.prelu, torch.prelu), ("prelu",)),
-    _Known("elu", (nn.ELU,), (F.elu, F.elu_)),
-    _Known("selu", (nn.SELU,), (F.selu, F.selu_, torch.selu, torch.selu_)),
-    _Known("celu", (nn.CELU,), (F.celu, F.celu_, torch.celu, torch.celu_)),
-    _Known("silu", (nn.SiLU,), (F.silu,)),
-    _Known("mish", (nn.Mish,), (F.mish,)),
-    _Known("gelu", (nn.GELU,), (F.gelu,)),
-    _Known("hardswish", (nn.Hardswish,), (F.hardswish,)),
-)
-_KNOWN_MODULES = tuple(module for known in _KNOWN for module in known.modules)
-_KNOWN_FUNCTIONS = {function for known in _KNOWN for function in known.functions}
 # Modules of torch.nn that apply an activation function in code that symbolic tracing cannot enter.
 _OPAQUE = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 # What gives its input back, or a view of it: writing into one writes into the other.
@@ -227,18 +202,13 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, whole: tuple[type[nn.Module], ...], functions: tuple[Callable[..., Any], ...]) -> None:
         super().__init__(autowrap_functions=functions, param_shapes_constant=True)
-        self.whole = (*whole, *_KNOWN_MODULES)
+        self.whole = (*whole, *KNOWN_MODULES)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, self.whole) or declares_site(m) or super().is_leaf_module(m, module_qualified_name)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
-
-
-def declares_site(module: nn.Module) -> bool:
-    """Whether a module's class says of itself that it is an activation function, by `trueup_site = True`."""
-    return getattr(type(module), "trueup_site", False) is True
 
 
 def _trace(model: nn.Module, **options: Unpack[Options]) -> tuple[fx.Graph, list[_Place]]:
@@ -303,16 +273,16 @@ def _recognise(
             return path, known_as.__name__, True, known_as
         if declares_site(module):
             return path, type(module).__name__, False, None
-        for known in _KNOWN:
+        for known in KNOWN:
             if isinstance(module, known.modules):
                 return path, known.name, known.sparse, None
-        if not isinstance(module, leaves) and any(isinstance(m, (*_KNOWN_MODULES, *_OPAQUE)) for m in module.modules()):
+        if not isinstance(module, leaves) and any(isinstance(m, (*KNOWN_MODULES, *_OPAQUE)) for m in module.modules()):
             warnings.warn(
                 f"the activation inside {path!r} ({type(module).__name__}) cannot be reached and is no site",
                 stacklevel=2,
             )
     elif node.op in ("call_function", "call_method"):
-        for known in _KNOWN:
+        for known in KNOWN:
             if node.target in (known.functions if node.op == "call_function" else known.methods):
                 return _path_of_function(node, known.name), known.name, known.sparse, None
         for function in functions:
@@ -358,7 +328,7 @@ def _is_in_place(model: nn.Module, node: fx.Node) -> bool:
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     if node.op != "call_function":
         return False
-    flag = node.target in _KNOWN_FUNCTIONS and any(argument is True for argument in node.args)
+    flag = node.target in KNOWN_FUNCTIONS and any(argument is True for argument in node.args)
     named = getattr(node.target, "__name__", "")
     operators = node.target in _IN_PLACE_OPERATORS.values()
     return flag or operators or named.endswith("_") or node.kwargs.get("inplace") is True
