@@ -2,7 +2,7 @@
 
     python benchmarks/target_resolution.py --data ROOT
 
-On the public CIFAR-10 ResNet-20, 1,000 training images: for each resolution the error of the target against the one
+On the public CIFAR-10 ResNet-20, 500 training images: for each resolution the error of the target against the one
 at full resolution (1-Wasserstein distance over the target's mean, the worst site), the error that the targets state
 themselves, the share of predictions on blurred test images that stay the same, and the size of the file.
 """
@@ -31,8 +31,8 @@ def main() -> None:
     """Measure, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the data root")
-    parser.add_argument("--calibrate", type=int, default=1000, help="training images")
-    parser.add_argument("--images", type=int, default=500, help="test images")
+    parser.add_argument("--calibrate", type=int, default=500, help="training images")
+    parser.add_argument("--images", type=int, default=250, help="test images")
     parser.add_argument("--out", type=Path, default=Path("results/target_resolution.csv"))
     asked = parser.parse_args()
     model = load_public(asked.data / "weights" / "resnet20_cifar10_bn_public.safetensors")
