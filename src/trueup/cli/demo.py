@@ -24,7 +24,7 @@ def show_demo(
     lambda2: Annotated[float, typer.Option(help="λ2, the weight of what the image said.")] = PAPER.lambda2,
     iterations: Annotated[int, typer.Option(help="How often the two take turns.")] = PAPER.iterations,
     location: Annotated[str, typer.Option(help="keep a layer's mean, or match training's.")] = PAPER.location,
-    images: Annotated[int, typer.Option(help="Digits in each test set.", min=1, max=digits.TEST)] = 200,
+    images: Annotated[int, typer.Option(help="Digits in each test set.", min=1, max=digits.TEST)] = 120,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("demo"),
 ) -> None:
     """See the correction at work: digits under nine corruptions, with and without. Under a minute on two cores."""
