@@ -1,13 +1,13 @@
 # make demo   see the correction at work (builds .venv first)
 # make test   all checks: ruff, mypy, pytest with doctests
-# make test-slow / test-gpu   what takes minutes / needs a CUDA device
+# make test-slow / test-gpu / test-oracle   what takes minutes / needs a CUDA device / compares with other packages
 # make format
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint test-fast test-slow test-gpu format clean
+.PHONY: demo test lint test-fast test-slow test-gpu test-oracle format clean
 
 demo: $(READY)
 	$(BIN)/trueup demo
@@ -28,6 +28,11 @@ test-slow: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
+
+# OpenCV and scikit-image come along; OpenCV wants system libraries that not every machine has.
+test-oracle: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[oracle]'
+	$(BIN)/pytest tests/corruptions
 
 format: $(READY)
 	$(BIN)/ruff format .
