@@ -17,26 +17,13 @@ import torch
 
 from trueup.data import cifar10
 from trueup.data.corruptions import corrupt, corruptions, severities
-from trueup.data.fidelity import change, within
+from trueup.data.fidelity import WITHOUT_CHANCE, change, within
 from trueup.data.images import IMAGENET
 from trueup.data.root import data_root
 from trueup.models.public import load_public
 
 HERE = Path(__file__).resolve().parent
 SEEDS = 12
-FIXED = {
-    "cifar10-c": {
-        "brightness",
-        "contrast",
-        "defocus_blur",
-        "gaussian_blur",
-        "jpeg_compression",
-        "pixelate",
-        "saturate",
-        "zoom_blur",
-    },
-    "mnist-c": {"identity", "scale", "brightness", "stripe", "canny_edges"},
-}
 COLUMNS = (
     "family",
     "corruption",
@@ -113,7 +100,7 @@ def as_images(array: np.ndarray) -> torch.Tensor:
 
 def compare(family, name, severity, clean, theirs, numbers, accuracy, root) -> dict[str, object]:
     """One row. A random corruption agrees if theirs is within 4.5 spreads of ours over seeds."""
-    chance = name not in FIXED[family]
+    chance = name not in WITHOUT_CHANCE[family]
     made = [
         corrupt(clean, name, severity, family=family, indices=numbers, seed=seed, root=root)
         for seed in range(SEEDS if chance else 1)

@@ -13,32 +13,18 @@ from trueup.data.corruptions.families import FAMILIES
 from trueup.data.corruptions.frost import textures
 from trueup.data.corruptions.motion import motion_blur
 from trueup.data.corruptions.severities import CIFAR10_C, MNIST_C, MNIST_C_PUBLISHED
-from trueup.data.fidelity import change, within
+from trueup.data.fidelity import WITHOUT_CHANCE, change, within
 
 pytestmark = pytest.mark.data
 
-EXACT = [
-    ("cifar10-c", name, severity)
-    for name in (
-        "brightness",
-        "contrast",
-        "defocus_blur",
-        "gaussian_blur",
-        "jpeg_compression",
-        "pixelate",
-        "saturate",
-        "zoom_blur",
-    )
-    for severity in range(1, 6)
-] + [("mnist-c", name, None) for name in ("identity", "scale", "brightness", "stripe", "canny_edges")]
-
-RANDOM = [
+CASES = [
     (family, name, severity)
     for family in ("cifar10-c", "mnist-c")
     for name in corruptions(family)
     for severity in (severities(family, name) if family == "cifar10-c" else (None,))
-    if (family, name, severity) not in EXACT
 ]
+EXACT = [case for case in CASES if case[1] in WITHOUT_CHANCE[case[0]]]
+RANDOM = [case for case in CASES if case not in EXACT]
 
 
 @pytest.mark.parametrize(("family", "name", "severity"), EXACT)

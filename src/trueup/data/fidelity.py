@@ -7,6 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_WITHOUT_CHANCE_IN_COLOUR = frozenset(
+    ("brightness", "contrast", "defocus_blur", "gaussian_blur", "jpeg_compression", "pixelate", "saturate", "zoom_blur")
+)
+WITHOUT_CHANCE = {
+    "cifar10-c": _WITHOUT_CHANCE_IN_COLOUR,
+    "imagenet-c": _WITHOUT_CHANCE_IN_COLOUR,
+    "mnist-c": frozenset(("identity", "scale", "brightness", "stripe", "canny_edges")),
+}
+"""The corruptions of each family that draw nothing, and so can be compared pixel by pixel."""
+
 
 class Change(NamedTuple):
     """What a corruption did to images, in grey levels: the mean over images of each image's own number."""

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.atomic import write_atomically
 from trueup.data.corrupted import clean
 from trueup.data.corrupted.arrays import folder
 from trueup.data.corrupted.folders import GROUP_OF, UNFINISHED, ImageNetC, clean_folder
-from trueup.data.corrupted.manifest import Made, Manifest, replace
+from trueup.data.corrupted.manifest import Made, Manifest
 from trueup.data.corruptions import GENERATOR, corrupt, corruptions
 from trueup.data.corruptions.families import FAMILIES
 from trueup.data.imagenet import Crop, ImageFolder
@@ -236,7 +237,7 @@ def _write_images(
                 content = io.BytesIO()
                 encode(pixels).save(content, "JPEG", quality=85, optimize=True)
                 files[k].parent.mkdir(parents=True, exist_ok=True)
-                replace(files[k], content.getvalue())
+                write_atomically(files[k], content.getvalue())
         progress(numbers.stop)
 
 

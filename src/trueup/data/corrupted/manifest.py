@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from trueup.atomic import write_atomically
 
 NAME = "trueup-manifest.json"
 
@@ -52,7 +53,7 @@ class Manifest:
             "by": "trueup data make",
             "files": {name: asdict(made) for name, made in sorted(self.files.items())},
         }
-        replace(self.folder / NAME, (json.dumps(content, indent=1) + "\n").encode())
+        write_atomically(self.folder / NAME, (json.dumps(content, indent=1) + "\n").encode())
 
     def holds(self, name: str, wanted: Made) -> bool:
         """Whether `name` is there, whole, and made as `wanted` says (its checksum and size do not count)."""
@@ -67,16 +68,3 @@ def checksum(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Write a file so that at any time it is the old or the new one, also if the machine stops."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
