@@ -7,6 +7,7 @@ import typer
 from trueup.cli.corrupted import make_set, show
 from trueup.cli.data import get
 from trueup.cli.demo import show_demo
+from trueup.cli.evaluate import evaluate
 from trueup.cli.export import export
 from trueup.cli.train import train
 
@@ -25,6 +26,7 @@ data.command("make")(make_set)
 data.command()(show)
 app.command()(train)
 app.command()(export)
+app.command()(evaluate)
 
 
 def main() -> None:

@@ -1,0 +1,53 @@
+"""One process or many: who does what under torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The place of this process among those that work together."""
+
+    rank: int = 0
+    world: int = 1
+
+    def mine(self, number: int) -> bool:
+        """Whether the piece of work with this number is for this process."""
+        return number % self.world == self.rank
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.world > 1:
+            distributed.barrier()
+
+
+ALONE = Processes()
+
+
+@contextmanager
+def together() -> Iterator[Processes]:
+    """Join the processes that torchrun started; alone where it started none."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield ALONE
+        return
+    distributed.init_process_group("gloo")  # a few objects are exchanged; the work itself is independent
+    try:
+        yield Processes(distributed.get_rank(), distributed.get_world_size())
+    finally:
+        distributed.destroy_process_group()
+
+
+def own_device(name: str | None = None) -> str:
+    """The device for this process: the one asked for, or else its own GPU if there are any, or else the CPU."""
+    if name is not None and name != "cuda":
+        return name
+    if name is None and not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
