@@ -9,6 +9,7 @@ from trueup.cli.data import get
 from trueup.cli.demo import show_demo
 from trueup.cli.evaluate import evaluate
 from trueup.cli.export import export
+from trueup.cli.reproduce import reproduce
 from trueup.cli.train import train
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ data.command()(show)
 app.command()(train)
 app.command()(export)
 app.command()(evaluate)
+app.command()(reproduce)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -84,21 +85,28 @@ def evaluate(
     if first:
         asked = {(subject.name, subject.checkpoint) for subject in subjects}
         rows = [row for row in read_rows(out) if (row.model, row.checkpoint) in asked]
-        Console().print(summary(rows))
+        for table in summaries(rows):
+            Console().print(table)
         typer.echo(
             f"{out}: {len(rows)} rows" if finished else f"stopped at the time limit; the same command goes on ({out})"
         )
 
 
-def summary(rows: list[Row]) -> Table:
-    """A line a model and method: what it needs, and its means over seeds and corrupted sets."""
-    table = Table(title="Accuracy in %, mean over models and test sets", title_justify="left")
-    for column in ("model", "method", "needs", "stream"):
-        table.add_column(column, overflow="fold")
-    for column in ("clean", "corrupted", "severity 5", "calibration error", "ms an image"):
-        table.add_column(column, justify="right")
-    for key in dict.fromkeys((row.model, row.method, row.needs, row.stream) for row in rows):
-        mine = [row for row in rows if (row.model, row.method, row.needs, row.stream) == key]
+def summaries(rows: list[Row]) -> list[Table]:
+    """A table a model, a line a method: what it needs, and its means over seeds and corrupted sets."""
+    return [_summary(name, [row for row in rows if row.model == name]) for name in dict.fromkeys(r.model for r in rows)]
+
+
+def _summary(name: str, rows: list[Row]) -> Table:
+    seeds = len({row.seed for row in rows})
+    title = f"{name}, {seeds} model{'s' * (seeds > 1)}: accuracy in %, calibration error in %, milliseconds an image"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("method", "needs", "stream"):
+        table.add_column(column, overflow="fold", no_wrap=column == "stream")
+    for column in ("clean", "corr.", "sev. 5", "cal.", "ms"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for key in dict.fromkeys((row.method, row.needs, row.stream) for row in rows):
+        mine = [row for row in rows if (row.method, row.needs, row.stream) == key]
         corrupted = [row for row in mine if row.corruption != "identity"]
         table.add_row(
             *key,

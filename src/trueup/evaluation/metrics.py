@@ -29,8 +29,8 @@ def calibration_error(confidence: Tensor, correct: Tensor, *, bins: int = BINS) 
     one. Images are put in `bins` equally wide bins by confidence, (k/bins, (k+1)/bins]; the error is the mean over
     images of |accuracy - mean confidence| of their bin (Guo et al., 2017).
 
-    >>> calibration_error(torch.tensor([0.9, 0.9]), torch.tensor([True, False]))
-    40.0
+    >>> calibration_error(torch.tensor([0.875, 0.875]), torch.tensor([True, False]))
+    37.5
     """
     wide = confidence.double()
     which = (wide * bins).ceil().long().sub(1).clamp(0, bins - 1)

@@ -58,7 +58,8 @@ def read_subjects(where: str | os.PathLike[str], seeds: Sequence[int] | None = N
     except ValueError:  # not of our format
         model = models.load_public(path)
         trained_on = "cifar10" if isinstance(model, models.ResNet20) else "imagenet"
-        return [Subject(path.stem, 0, trained_on, "bn", IMAGENET, digest, model)]
+        norm = "bn" if has_batch_norm(model) else "other"
+        return [Subject(path.stem, 0, trained_on, norm, IMAGENET, digest, model)]
     by_seed = models.read_models(path)
     if missing := [seed for seed in seeds or () if seed not in by_seed]:
         raise ValueError(f"{path} has no seed {missing[0]}; it has {', '.join(map(str, by_seed))}")
