@@ -292,8 +292,9 @@ from trueup.evaluation.processes import together
 subjects = [Subject("small", s, "digits", "bn", NORMALISATION["digits"], "00000000", small_network(s)) for s in (0, 1)]
 with together() as processes:
     assert processes.world == int(sys.argv[2])
-    evaluate(subjects, PLAN, f"{sys.argv[1]}/{sys.argv[2]}.csv", targets=f"{sys.argv[1]}/targets{sys.argv[2]}",
-             processes=processes)
+    where = {"out": f"{sys.argv[1]}/{sys.argv[2]}.csv", "targets": f"{sys.argv[1]}/targets{sys.argv[2]}"}
+    assert not evaluate(subjects, PLAN, **where, processes=processes, time_limit=0)  # all stop together
+    assert evaluate(subjects, PLAN, **where, processes=processes)
 """
 
 

@@ -77,7 +77,6 @@ def evaluate(
                 processes=processes,
                 report=report,
             )
-            processes.wait()
             first = processes.rank == 0
     except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)

@@ -67,9 +67,9 @@ def reproduce(
                     processes=processes,
                     report=tell,
                 )
-                processes.wait()
                 if not finished:
-                    typer.echo(f"{one.name}: stopped at the time limit; the same command goes on")
+                    if first:
+                        typer.echo(f"{one.name}: stopped at the time limit; the same command goes on")
                     return
                 if first:
                     for path in draw(one, results, root=data, images=images):

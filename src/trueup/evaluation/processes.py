@@ -22,6 +22,14 @@ class Processes:
         """Whether the piece of work with this number is for this process."""
         return number % self.world == self.rank
 
+    def any(self, here: bool) -> bool:
+        """Whether it is so in any of the processes; all must ask."""
+        if self.world == 1:
+            return here
+        told = torch.tensor(int(here))
+        distributed.all_reduce(told, op=distributed.ReduceOp.MAX)
+        return bool(told)
+
     def wait(self) -> None:
         """Until all are here."""
         if self.world > 1:

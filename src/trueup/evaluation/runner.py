@@ -117,13 +117,20 @@ def evaluate(
     for pair, benchmark in {
         pair: job.benchmark for job in work for pair in job.pairs if pair.method.needs.targets
     }.items():
-        if clock.stops("calibration"):
+        if processes.any(clock.stops("calibration")):
             return False
         with clock.timing("calibration"):
             bench.targets(benchmark, pair.subject)
     mine = [job for number, job in enumerate(work) if processes.mine(number)]
-    total, finished = sum(len(job.pairs) for job in mine), 0
-    for job in mine:
+    return not processes.any(not _work_off(mine, bench, clock, out, report))
+
+
+def _work_off(
+    jobs: list[_Job], bench: _Workbench, clock: _Clock, out: str | Path, report: Callable[[Progress], None]
+) -> bool:
+    """Do the jobs, appending their rows; whether all were done in time."""
+    total, finished = sum(len(job.pairs) for job in jobs), 0
+    for job in jobs:
         for rows in bench.run(job, clock):
             if rows is None:
                 return False
@@ -309,10 +316,11 @@ class _Workbench:
     def _chunk(self, benchmark: Benchmark) -> int:
         """How many images to hold at a time: whole batches."""
         image = 3 * 224**2 if benchmark.name == "imagenet" else 3 * 32**2
-        return max(1, _CHUNK[benchmark.device.type] // image // self._batch) * self._batch
+        held = _CHUNK["cpu" if benchmark.device.type == "cpu" else "cuda"]
+        return max(1, held // image // self._batch) * self._batch
 
     def _pass_size(self, images: Tensor) -> int:
-        return self.pass_size or max(8, _PASS[images.device.type] // images[0].numel())
+        return self.pass_size or max(8, _PASS["cpu" if images.device.type == "cpu" else "cuda"] // images[0].numel())
 
     def _model(self, benchmark: Benchmark, subject: Subject) -> nn.Module:
         if subject.key not in self._models:

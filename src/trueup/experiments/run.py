@@ -54,7 +54,7 @@ def run(
             read_subjects(path, wanted),
             Plan(
                 methods=tuple(dict.fromkeys(column.method for column in columns)),
-                severities=(5,) if first.stream == "single" else experiment.severities,
+                severities=(5,) if first.stream == "single" else tuple(s for s in experiment.severities if s),
                 only=experiment.only,
                 stream=first.stream or "corruption",
                 images=_fewer(images, first.images),

@@ -37,10 +37,12 @@ def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], 
     """
     table: dict[tuple[str, str], Measured] = {}
     for column in experiment.columns:
-        accuracies = _by_seed(column, rows)
-        for label, groups in _groups(experiment).items():
-            if values := _complete(accuracies, groups):
-                table[label, column.label] = _measured(values, column, rows)
+        mine = matching(column, rows)
+        accuracies = _by_seed(column, mine)
+        for label, weights in _groups(experiment).items():
+            if values := _complete(accuracies, weights):
+                spread = stdev(values) if len(values) > 1 else None
+                table[label, column.label] = Measured(fmean(values), spread, len(values), mine[0].images)
     return table
 
 
@@ -48,27 +50,32 @@ def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
     """The test sets of each row of a table, as (corruption, severity), and how much each weighs."""
     family = FAMILIES[experiment.set]
     names = [n for n in corruptions(family) if n != CLEAN and (not experiment.only or n in experiment.only)]
-    levels = dict.fromkeys(names, (0,) if family == "mnist-c" else experiment.severities)
     if experiment.rows == "severity":
         per = {str(severity): {(name, severity): 1.0 for name in names} for severity in experiment.severities}
         return {"0": {(CLEAN, 0): 1.0}, **per}
-    each = {name: {(name, severity): 1.0 for severity in levels[name]} for name in names}
-    average = {case: 1 / len(group) for group in each.values() for case in group}
-    if experiment.identity:
-        average[CLEAN, 0] = float(experiment.identity)
+    each = {name: dict.fromkeys(_cases(name, experiment), 1.0) for name in names}
+    average: dict[tuple[str, int], float] = {(CLEAN, 0): experiment.identity} if experiment.identity else {}
+    for group in each.values():
+        for case in group:
+            average[case] = average.get(case, 0.0) + 1 / len(group)
     if experiment.rows == "curve":
         return {"average": average}
     if experiment.rows == "stream":
-        fifth = {(name, 5): 1.0 for name in names}
-        return {"clean": {(CLEAN, 0): 1.0}, "severity 5": fifth, "average": average}
+        return {"clean": {(CLEAN, 0): 1.0}, "severity 5": {(name, 5): 1.0 for name in names}, "average": average}
     return {**each, CLEAN: {(CLEAN, 0): 1.0}, "average": average}
+
+
+def _cases(name: str, experiment: Experiment) -> list[tuple[str, int]]:
+    """The test sets of a corruption. MNIST-C has one each, called severity 0; elsewhere 0 is the clean set."""
+    if experiment.set == "mnist":
+        return [(name, 0)]
+    return [(name if severity else CLEAN, severity) for severity in experiment.severities]
 
 
 def _by_seed(column: Column, rows: Sequence[Row]) -> dict[int, dict[tuple[str, int], float]]:
     """Accuracies of a column's models by test set; MNIST-C's severities, being one each, are all called 0."""
-    mine = matching(column, rows)
     found: dict[int, dict[tuple[str, int], float]] = {}
-    for row in mine:
+    for row in rows:
         severity = 0 if column.set == "mnist" else row.severity
         found.setdefault(row.seed, {})[row.corruption, severity] = row.accuracy
     return found
@@ -76,11 +83,12 @@ def _by_seed(column: Column, rows: Sequence[Row]) -> dict[int, dict[tuple[str, i
 
 def matching(column: Column, rows: Sequence[Row]) -> list[Row]:
     """The rows of a column: those on the most images, where there are several."""
+    model = source(column.set, column.norm).model
     stream = "any" if column.method.needs.stateless else column.stream or "corruption"
     mine = [
         row
         for row in rows
-        if row.model == source(column.set, column.norm).model
+        if row.model == model
         and row.method == column.method.name
         and row.stream.partition("/")[0] == stream
         and (column.seeds is None or row.seed in column.seeds)
@@ -98,11 +106,6 @@ def _complete(
         return []
     total = sum(weights.values())
     return [sum(weight * found[case] for case, weight in weights.items()) / total for found in accuracies.values()]
-
-
-def _measured(values: list[float], column: Column, rows: Sequence[Row]) -> Measured:
-    spread = stdev(values) if len(values) > 1 else None
-    return Measured(fmean(values), spread, len(values), matching(column, rows)[0].images)
 
 
 def mce(column: Column, experiment: Experiment, rows: Sequence[Row], *, extra: bool) -> float | None:

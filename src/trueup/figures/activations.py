@@ -19,7 +19,7 @@ def draw_maps(maps: Mapping[str, Maps], path: Path) -> Path:
     layers = len(next(iter(maps.values())).plain)
     with small():
         figure, grid = pyplot().subplots(
-            3 * len(maps), layers + 1, figsize=(2 * COLUMN, 3.2 * len(maps)), layout="constrained"
+            3 * len(maps), layers + 1, figsize=(2 * COLUMN, 2.8 * len(maps)), layout="constrained"
         )
         for axes in grid.flat:
             axes.set(xticks=[], yticks=[])
@@ -27,7 +27,7 @@ def draw_maps(maps: Mapping[str, Maps], path: Path) -> Path:
         for block, (name, one) in enumerate(maps.items()):
             rows = grid[3 * block : 3 * block + 3]
             rows[0][0].imshow(one.image[0], cmap="gray", vmin=0, vmax=1)
-            rows[0][0].set_title(name)
+            rows[0][0].set_title(name, fontsize=7)
             rows[1][0].set_visible(False)
             rows[2][0].set_visible(False)
             for layer, (plain, corrected) in enumerate(zip(one.plain, one.corrected, strict=True), start=1):
@@ -50,7 +50,7 @@ def draw_before_and_after(data: BeforeAfter, path: Path) -> Path:
     """Stacked histograms of the channels before and after, without zeros, with the target's outline; and (c) values."""
     with small():
         figure, (left, right, below) = pyplot().subplots(1, 3, figsize=(2 * COLUMN, 2.6), layout="constrained")
-        high = float(torch.cat([data.before.flatten(), data.after.flatten(), data.target[-1:]]).max())
+        high = float(torch.cat([data.before.flatten(), data.target]).quantile(0.997))  # the tail is in (c)
         edges = np.linspace(0, high, 41)
         for axes, values, title in ((left, data.before, "(a) before"), (right, data.after, "(b) after")):
             _stacked(axes, values, edges, without_zeros=True)

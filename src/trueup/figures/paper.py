@@ -20,7 +20,7 @@ from trueup.experiments.specs import PAPERS
 from trueup.figures.activations import draw_before_and_after, draw_dissimilar, draw_maps, draw_stationarity
 from trueup.figures.curves import draw_iterations, draw_severities
 
-SAMPLE = 2  # the test image of Figures 1 and 2
+SAMPLE = 1  # the test image of Figures 1 and 2
 ENOUGH = 5000  # images, for pictures of means and distributions
 
 
@@ -32,7 +32,7 @@ def draw(experiment: Experiment, results: Path, *, root: Path | None = None, ima
     path = results / "figures" / f"{experiment.name}.png"
     if experiment.rows == "picture":
         subjects = [
-            read_subjects(found, (0,))[0]
+            read_subjects(found)[0]
             for norm in experiment.norms
             if (found := source(experiment.set, norm).find(results, root)).is_file()
         ]
