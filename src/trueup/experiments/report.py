@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -18,9 +19,10 @@ Every table and figure of the paper, ours beside its own. Made by `trueup reprod
 [results](../results); nothing here is typed by hand. `trueup reproduce NAME` measures what a section says is missing.
 
 A cell reads *ours ± spread / paper's ± spread (difference)*; accuracies in %, spreads are standard deviations over
-models. **Bold** differences are larger than both spreads together (where either is known), and so are not explained
-by which models were drawn. (c) is the correction as the paper's text has it (`location="keep"`: a layer's own mean
-stays); (c, match) is the other reading (`location="match"`), set beside the same numbers of the paper.
+models. **Bold** differences are larger than both spreads and two standard errors of our share of right images
+together: neither the models nor the images that were drawn explain them. (c) is the correction as the paper's text has
+it (`location="keep"`: a layer's own mean stays); (c, match) is the other reading (`location="match"`), set beside the
+same numbers of the paper.
 """
 
 
@@ -66,7 +68,8 @@ def _table(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
             [name, *(_mce(c, experiment, rows, extra=extra) for c in shown)]
             for name, extra in (("mCE (19)", True), ("mCE (15)", False))
         ]
-    return [*_markdown([experiment.rows, *(c.label for c in shown)], body), "", _made_of(shown, rows), ""]
+    table = _markdown([experiment.rows, *(c.label for c in shown)], body)
+    return [*table, "", _made_of(shown, rows), "", _beyond(shown, ours, theirs), ""]
 
 
 def _pair(ours: Measured | None, theirs: Cell | None) -> str:
@@ -75,12 +78,37 @@ def _pair(ours: Measured | None, theirs: Cell | None) -> str:
         return f"- / {_number(theirs)}" if theirs else "-"
     if theirs is None:
         return _number(ours.cell)
-    difference = ours.value - theirs.value
-    noise = [spread for spread in (ours.spread, theirs.spread) if spread is not None]
-    text = f"{difference:+.2f}"
-    if noise and abs(difference) > sum(noise):
+    text = f"{ours.value - theirs.value:+.2f}"
+    if _apart(ours, theirs):
         text = f"**{text}**"
     return f"{_number(ours.cell)} / {_number(theirs)} ({text})"
+
+
+def _apart(ours: Measured, theirs: Cell) -> bool:
+    """Whether the two differ by more than chance: spreads over models, and the images drawn for our test sets."""
+    share = theirs.value / 100
+    sampling = 200 * math.sqrt(share * (1 - share) / ours.images) if ours.images and 0 < share < 1 else 0.0
+    return abs(ours.value - theirs.value) > (ours.spread or 0) + (theirs.spread or 0) + sampling
+
+
+def _beyond(
+    columns: Sequence[Column], ours: dict[tuple[str, str], Measured], theirs: dict[tuple[str, str], Cell]
+) -> str:
+    """A sentence a column on what lies beyond chance."""
+    sentences = []
+    for column in columns:
+        both = {
+            row: (mine, cell)
+            for (row, label), mine in ours.items()
+            if label == column.label and (cell := theirs.get((row, column.papers)))
+        }
+        gaps = {row: mine.value - cell.value for row, (mine, cell) in both.items() if _apart(mine, cell)}
+        if gaps:
+            named = ", ".join(f"{row.replace('_', ' ')} {gap:+.1f}" for row, gap in gaps.items())
+            sentences.append(f"{column.label}: {len(gaps)} of {len(both)} beyond chance ({named}).")
+        elif both:
+            sentences.append(f"{column.label}: all {len(both)} within chance.")
+    return " ".join(sentences)
 
 
 def _number(cell: Cell | None) -> str:
