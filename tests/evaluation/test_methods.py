@@ -130,6 +130,15 @@ def test_tent_is_the_textbook_loop(optimiser, inputs):
         torch.testing.assert_close(learner(part), logits.detach())
 
 
+def test_a_norm_used_twice_is_trained_as_one(inputs):
+    norm = nn.BatchNorm2d(1)
+    model = nn.Sequential(norm, nn.ReLU(), norm, nn.Flatten()).eval()
+    learner = Tent().prepare(model, None)
+    assert len(learner.trained) == 2  # a scale and a shift
+    learner(inputs)
+    assert learner.network[0] is learner.network[2]
+
+
 def test_tent_forgets_when_reset(inputs):
     learner = Tent(rate=0.05).prepare(small_network(), None)
     assert isinstance(learner, Forgetful)

@@ -48,6 +48,7 @@ def together() -> Iterator[Processes]:
     distributed.init_process_group("gloo")  # a few objects are exchanged; the work itself is independent
     try:
         yield Processes(distributed.get_rank(), distributed.get_world_size())
+        distributed.barrier()  # one that leaves while another still talks to it takes both down
     finally:
         distributed.destroy_process_group()
 

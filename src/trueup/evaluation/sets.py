@@ -15,6 +15,7 @@ from trueup.data.corrupted import Origin, arrays, imagenet_c
 from trueup.data.corrupted.folders import clean_folder
 from trueup.data.corruptions import check, corrupt, corruptions
 from trueup.data.imagenet import Crop, ImageFolder
+from trueup.data.images import Images
 from trueup.data.root import data_root
 from trueup.data.sets import SETS
 
@@ -97,7 +98,7 @@ class Benchmark:
     def open(self, case: Case) -> TestSet:
         """The test set of a case. Nothing is made until it is taken."""
         if case.corruption == CLEAN:
-            return TestSet(case, self._labels, "clean", lambda at: self._clean(at))
+            return TestSet(case, self._labels, "clean", self._clean)
         found = self._published(case)
         if found is not None:
             return found
@@ -129,13 +130,12 @@ class Benchmark:
             chosen = numbers[_spread(len(numbers), count)]
             yield from (_read(folder, some).to(self.device) for some in torch.split(chosen, batch)[first::step])
             return
-        train = SETS[self.name].load("train", self.root).images
-        chosen = train[_spread(len(train), count)]
+        chosen = self._train[_spread(len(self._train), count)]
         yield from (some.to(self.device) for some in torch.split(chosen, batch)[first::step])
 
     def calibration_count(self, count: int | None = None) -> int:
         """How many images `calibration(count)` gives."""
-        there = len(self._untested[1]) if self._large else len(SETS[self.name].load("train", self.root))
+        there = len(self._untested[1]) if self._large else len(self._train)
         return len(_spread(there, count))
 
     def _published(self, case: Case) -> TestSet | None:
@@ -157,6 +157,14 @@ class Benchmark:
         return TestSet(case, labels[self.numbers], origin, lambda at: images[self.numbers[at.cpu()]].to(self.device))
 
     @cached_property
+    def _test(self) -> Images:
+        return SETS[self.name].load("test", self.root)
+
+    @cached_property
+    def _train(self) -> Tensor:
+        return SETS[self.name].load("train", self.root).images
+
+    @cached_property
     def _folder(self) -> ImageFolder:
         return ImageFolder(clean_folder(self.root), Crop(224, 256))
 
@@ -164,7 +172,7 @@ class Benchmark:
     def _available(self) -> Tensor:
         """The numbers of the images that may be tested."""
         if not self._large:
-            return torch.arange(len(SETS[self.name].load("test", self.root)))
+            return torch.arange(len(self._test))
         # Where clean validation images must serve for calibration too, every other one is tested on.
         return torch.arange(0, len(self._folder), 1 if self._train_folder else 2)
 
@@ -183,13 +191,13 @@ class Benchmark:
     def _labels(self) -> Tensor:
         if self._large:
             return torch.tensor([self._folder.files[number][1] for number in self.numbers.tolist()])
-        return SETS[self.name].load("test", self.root).labels[self.numbers]
+        return self._test.labels[self.numbers]
 
     @cached_property
     def _pixels(self) -> Tensor | None:
         """All clean images on the device, or None where they are too many."""
         if not self._large:
-            return SETS[self.name].load("test", self.root).images[self.numbers].to(self.device)
+            return self._test.images[self.numbers].to(self.device)
         if len(self.numbers) * 3 * 224**2 > _KEEP:
             return None
         return _read(self._folder, self.numbers).to(self.device)

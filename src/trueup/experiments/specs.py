@@ -29,7 +29,7 @@ PAPERS: dict[str, dict[str, Correct]] = {
 ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
 """The pairs (lambda1, lambda2) of its Figure 3."""
 
-FEW = 1000
+FEW = 500
 """Images a set where a method has to see them one at a time."""
 
 
