@@ -6,6 +6,7 @@ from statistics import fmean
 
 import pytest
 
+from trueup import Correction
 from trueup.evaluation.metrics import mean_corruption_error
 from trueup.experiments import EXPERIMENTS, experiment, paper
 from trueup.experiments.specs import PAPERS
@@ -72,6 +73,16 @@ def test_figure_3_has_four_curves_a_norm_that_start_as_one():
         curves = {name for _, name in points if name.startswith(f"{norm} ")}
         assert len(curves) == 4
         assert len({points["0", curve].value for curve in curves}) == 1
+
+
+@pytest.mark.parametrize(("norm", "gap"), [("bn", -4.5), ("frn", 0.29), ("gn", 0.15)])
+def test_figure_3_is_no_function_of_the_effective_step(norm, gap):
+    """Nearly the same step, reached in one iteration or in two."""
+    once, twice = Correction(0.75, 0.25, 1), Correction(0.5, 0.25, 2)
+    assert once.step == pytest.approx(twice.step, abs=0.05)
+    points = paper("figure3")
+    found = points["1", f"{norm} 0.75 0.25"].value - points["2", f"{norm} 0.5 0.25"].value
+    assert found == pytest.approx(gap, abs=0.06)
 
 
 def test_the_settings_are_those_of_table_4():

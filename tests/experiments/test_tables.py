@@ -52,6 +52,12 @@ def test_the_clean_set_counts_in_an_average_as_often_as_the_paper_counts_it():
     assert cells(experiment("table5"), rows)["average", "bn"].value == pytest.approx((19 * 40 + 100) / 20)
 
 
+def test_a_corruption_weighs_as_much_as_the_clean_set_however_many_severities_it_has():
+    one = replace(experiment("table3"), identity=1)
+    rows = _imagenet(rows_of(0, "uncorrected", lambda name, _: 100.0 if name == "identity" else 40.0))
+    assert cells(one, rows)["average", "bn"].value == pytest.approx((19 * 40 + 100) / 20)
+
+
 def _imagenet(rows):
     return [replace(row, model="resnet50_v1_imagenet_bn") for row in rows]
 
@@ -75,7 +81,9 @@ def test_a_cell_that_is_not_complete_is_not_there():
 def test_more_images_replace_fewer():
     few = rows_of(0, "uncorrected", lambda *_: 50.0)
     many = [replace(row, images=1000, accuracy=60.0) for row in few]
-    assert cells(experiment("table2"), few + many)["fog", "bn"].value == pytest.approx(60)
+    for rows in (few + many, many + few):  # whichever came last
+        assert cells(experiment("table2"), rows)["fog", "bn"].value == pytest.approx(60)
+        assert cells(experiment("table2"), rows)["fog", "bn"].images == 1000
 
 
 def test_both_readings_stand_beside_the_paper_s_one():

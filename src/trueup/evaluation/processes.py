@@ -26,9 +26,9 @@ class Processes:
         """Whether it is so in any of the processes; all must ask."""
         if self.world == 1:
             return here
-        told = torch.tensor(int(here))
-        distributed.all_reduce(told, op=distributed.ReduceOp.MAX)
-        return bool(told)
+        told = [False] * self.world
+        distributed.all_gather_object(told, here)
+        return any(told)
 
     def wait(self) -> None:
         """Until all are here."""

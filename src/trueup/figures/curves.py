@@ -27,8 +27,9 @@ def draw_severities(experiment: Experiment, ours: Cells, path: Path) -> Path:
             layout="constrained",
         )
         for norm, axes in zip(norms, panels[0], strict=True):
-            for column in (c for c in experiment.columns if c.norm == norm and ("5", c.label) in ours):
-                marks = _look(column.label, norm)
+            shown = [c for c in experiment.columns if c.norm == norm and ("5", c.label) in ours]
+            for number, column in enumerate(shown):
+                marks = {**_look(column.label, norm), "aside": 0.07 * (number - (len(shown) - 1) / 2)}
                 _line(
                     axes, {s: ours[str(s), column.label].cell for s in range(6)}, label=_legend(column.label), **marks
                 )
@@ -51,7 +52,9 @@ def draw_iterations(experiment: Experiment, ours: Cells, path: Path) -> Path:
             1, len(norms), figsize=(max(COLUMN, 2.4 * len(norms)), 2.7), squeeze=False, layout="constrained"
         )
         looks = zip(ITERATIONS, (BLUE, ORANGE, GREEN, PURPLE), "osD^", strict=True)
-        styles = {pair: {"color": colour, "marker": marker} for pair, colour, marker in looks}
+        styles: dict[tuple[float, float], dict[str, Any]] = {
+            pair: {"color": colour, "marker": marker} for pair, colour, marker in looks
+        }
         for norm, axes in zip(norms, panels[0], strict=True):
             for pair, style in styles.items():
                 curve = f"{norm} {pair[0]} {pair[1]}"
@@ -67,10 +70,20 @@ def draw_iterations(experiment: Experiment, ours: Cells, path: Path) -> Path:
         return save(figure, path)
 
 
-def _line(axes: Any, points: Mapping[int, Cell], **look: Any) -> None:
+def _line(axes: Any, points: Mapping[int, Cell], *, aside: float = 0.0, **look: Any) -> None:
+    """A curve with error bars, `aside` so that those of several do not hide each other."""
     spreads = [cell.spread or 0.0 for cell in points.values()]
     values = [cell.value for cell in points.values()]
-    axes.errorbar(list(points), values, yerr=spreads, linewidth=1.2, markersize=3.5, capsize=2, elinewidth=0.8, **look)
+    axes.errorbar(
+        [x + aside for x in points],
+        values,
+        yerr=spreads,
+        linewidth=1.2,
+        markersize=3.5,
+        capsize=2,
+        elinewidth=0.8,
+        **look,
+    )
 
 
 def _look(label: str, norm: str) -> dict[str, Any]:
