@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ def together() -> Iterator[Processes]:
         distributed.barrier()  # one that leaves while another still talks to it takes both down
     finally:
         distributed.destroy_process_group()
+        gc.collect()  # seen without it: now and then a process aborts at exit, all its work done
 
 
 def own_device(name: str | None = None) -> str:
