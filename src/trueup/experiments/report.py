@@ -181,7 +181,7 @@ def _readings(rows: dict[str, list[Row]]) -> str:
             gaps = [
                 abs((m.value - plain.value) - (theirs[row, c.papers].value - theirs[row, c.norm].value))
                 for c in experiment.columns
-                if c.label.endswith(ending)
+                if c.label.endswith(ending) and ("average", c.label) in ours  # the whole column
                 for row in dict.fromkeys(row for row, _ in theirs)
                 if (m := ours.get((row, c.label))) and (plain := ours.get((row, c.norm)))
             ]
