@@ -14,7 +14,7 @@ import trueup
 SOURCE = Path(trueup.__file__).parent
 
 # From the bottom up. A module imports from its own layer's modules only within one package, and else from below.
-# `models`, `data` and `training` stand apart from the core: they meet it in the command line.
+# `models`, `data` and `training` stand apart from the core: they meet it in the demonstration and in evaluation.
 LAYERS = {
     "activations": 0,
     "atomic": 0,
@@ -30,11 +30,13 @@ LAYERS = {
     "_measure": 6,
     "": 7,  # trueup/__init__.py
     "demo": 8,
-    "figures": 9,
-    "cli": 10,
-    "__main__": 11,
+    "evaluation": 8,
+    "experiments": 9,
+    "figures": 10,
+    "cli": 11,
+    "__main__": 12,
 }
-APART = {"atomic": 0, "data": 1, "models": 1, "training": 2, "demo": 8, "figures": 9, "cli": 10, "__main__": 11}
+APART = {"atomic": 0, "data": 1, "models": 1, "training": 2} | {k: v for k, v in LAYERS.items() if v >= 8}
 OPTIONAL = {
     "matplotlib": {"figures"},
     "sklearn": {"data"},

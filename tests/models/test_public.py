@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from trueup.data import cifar10
 from trueup.data.imagenet import ImageFolder
 from trueup.data.images import IMAGENET
-from trueup.models import load_public
+from trueup.models import ResNet50, load_public
 
 
 @pytest.mark.data
@@ -47,3 +47,12 @@ def test_a_file_of_another_network_is_refused_with_its_keys(tmp_path):
     save_file({"features.0.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=r"neither .* first keys are features.0.weight"):
         load_public(tmp_path / "other.safetensors")
+
+
+def test_a_resnet50_with_another_norm_says_which_in_its_metadata(tmp_path):
+    model = ResNet50("gn", classes=3)
+    weights = {key: value.half() for key, value in model.state_dict().items()}
+    save_file(weights, tmp_path / "gn.safetensors", metadata={"norm": "gn"})
+    found = load_public(tmp_path / "gn.safetensors")
+    assert isinstance(found.bn1, torch.nn.GroupNorm)
+    assert found.fc.weight.equal(model.fc.weight.half().float())

@@ -11,7 +11,9 @@ except ImportError as error:
 from trueup.cli.corrupted import make_set, show
 from trueup.cli.data import get
 from trueup.cli.demo import show_demo
+from trueup.cli.evaluate import evaluate
 from trueup.cli.export import export
+from trueup.cli.reproduce import reproduce
 from trueup.cli.train import train
 
 app = typer.Typer(
@@ -29,6 +31,8 @@ data.command("make")(make_set)
 data.command()(show)
 app.command()(train)
 app.command()(export)
+app.command()(evaluate)
+app.command()(reproduce)
 
 
 def main() -> None:

@@ -13,11 +13,12 @@ from trueup.models.weights import load_weights
 
 
 def load_public(path: str | os.PathLike[str]) -> nn.Module:
-    """A public ResNet-20 or ResNet-50 with batch norm, from a safetensors file, in float32 and `eval` mode.
+    """A public ResNet-20 or ResNet-50, from a safetensors file, in float32 and `eval` mode.
 
     The keys say which: `linear.weight` is ResNet-20's classifier in the widespread CIFAR-10 code with padded
     shortcuts (here `fc`, as in torchvision); `layer4...` is torchvision's ResNet-50. The file's metadata may
-    say where the stride is (`stride`: `3x3` or `1x1`) and what batch norm adds to the variance (`eps`).
+    say where the stride is (`stride`: `3x3` or `1x1`), what the norm adds to the variance (`eps`), and which norm
+    it is, for a ResNet-50 whose norm is not batch norm (`norm`: `bn`, `gn`, `frn` or `frn-relu`).
     """
     with safe_open(os.fspath(path), framework="pt") as file:
         metadata: dict[str, str] = file.metadata() or {}
@@ -30,10 +31,10 @@ def load_public(path: str | os.PathLike[str]) -> nn.Module:
     elif "layer4.0.conv3.weight" in weights:
         stride = metadata.get("stride", "3x3")
         model = ResNet50(
-            "bn",
+            metadata.get("norm", "bn"),  # type: ignore[arg-type]  # refused there if it is none
             classes=weights["fc.weight"].shape[0],
             stride_on="1x1" if stride == "1x1" else "3x3",
-            eps=float(metadata.get("eps", "1e-5")),
+            eps=float(metadata["eps"]) if "eps" in metadata else None,
         )
     else:
         raise ValueError(

@@ -1,24 +1,21 @@
-"""Pictures. The only file that imports matplotlib."""
+"""The demonstration's picture."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from trueup.demo import Result
-
-# Okabe and Ito's colours, told apart by every kind of colour vision.
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#7F7F7F"
+from trueup.figures.style import BLUE, GREY, ORANGE, pyplot
 
 
 def draw_demo(result: Result, path: str | os.PathLike[str]) -> None:
     """One line a corruption: an example, and the accuracy without and with correction, mean over the severities."""
-    pyplot = _pyplot()
+    plt = pyplot()
     names = sorted({row.corruption for row in result.corrupted}, key=lambda n: result.mean(corruption=n).gain)
     rows = [result.mean(corruption=name) for name in names]
     rows, names = [result.clean, *rows], ["clean", *names]
 
-    figure, (pictures, axes) = pyplot.subplots(
+    figure, (pictures, axes) = plt.subplots(
         1, 2, figsize=(7.2, 0.42 * len(rows) + 1.2), width_ratios=(1, 17), sharey=True, layout="constrained"
     )
     for y, (name, row) in enumerate(zip(names, rows, strict=True)):
@@ -58,15 +55,4 @@ def draw_demo(result: Result, path: str | os.PathLike[str]) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0, labelleft=False)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'trueup[figures]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    plt.close(figure)

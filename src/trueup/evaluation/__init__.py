@@ -1,0 +1,47 @@
+"""Evaluation: methods behind one protocol, streams of images, metrics, and a runner that fills a CSV."""
+
+from trueup.evaluation.methods import (
+    BatchStatistics,
+    Correct,
+    CorrectMixed,
+    Method,
+    Mixed,
+    Needs,
+    Tent,
+    Uncorrected,
+    as_method,
+    parse_method,
+)
+from trueup.evaluation.metrics import accuracy, calibration_error, mean_corruption_error
+from trueup.evaluation.rows import Row, read_rows
+from trueup.evaluation.runner import Plan, Progress, evaluate
+from trueup.evaluation.sets import Benchmark, Case
+from trueup.evaluation.streams import STREAMS, Stream
+from trueup.evaluation.subjects import Subject, read_subjects
+
+__all__ = [
+    "STREAMS",
+    "BatchStatistics",
+    "Benchmark",
+    "Case",
+    "Correct",
+    "CorrectMixed",
+    "Method",
+    "Mixed",
+    "Needs",
+    "Plan",
+    "Progress",
+    "Row",
+    "Stream",
+    "Subject",
+    "Tent",
+    "Uncorrected",
+    "accuracy",
+    "as_method",
+    "calibration_error",
+    "evaluate",
+    "mean_corruption_error",
+    "parse_method",
+    "read_rows",
+    "read_subjects",
+]

@@ -1,0 +1,57 @@
+"""The model as it was trained, and the paper's correction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from trueup import Correction, Targets, correct
+from trueup.evaluation.methods.protocol import Needs, Network
+from trueup.evaluation.methods.spelling import spell
+from trueup.graph import clone
+
+
+@dataclass(frozen=True)
+class Uncorrected:
+    """The model as it was trained."""
+
+    kind = "uncorrected"
+    needs = Needs()
+
+    @property
+    def name(self) -> str:
+        """`uncorrected`."""
+        return self.kind
+
+    def prepare(self, model: nn.Module, _targets: Targets | None) -> Network:
+        """The model, in evaluation mode."""
+        return clone(model).eval()
+
+
+@dataclass(frozen=True)
+class Correct(Correction):
+    """The paper's correction; its fields are those of `trueup.Correction`.
+
+    >>> Correct(lambda1=1.0, lambda2=0.2).name
+    'correct:lambda1=1.0,lambda2=0.2'
+    """
+
+    kind = "correct"
+    needs = Needs(targets=True)
+
+    @property
+    def name(self) -> str:
+        """The fields that are not `Correction`'s defaults."""
+        return spell(self)
+
+    def prepare(self, model: nn.Module, targets: Targets | None) -> Network:
+        """`trueup.correct`."""
+        return correct(model, given(self.name, targets), self)
+
+
+def given(name: str, targets: Targets | None) -> Targets:
+    """The targets, for a method that cannot do without."""
+    if targets is None:
+        raise ValueError(f"{name} needs targets; make them with trueup.calibrate(model, loader)")
+    return targets

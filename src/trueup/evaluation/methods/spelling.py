@@ -1,0 +1,49 @@
+"""Methods as text: `correct:lambda1=1.0,lambda2=0.2`. What a table shows is what the command line takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+def spell(method: Any) -> str:
+    """A method's kind, and the fields that are not its defaults.
+
+    Numbers are written in one way, so that `prior=16` and `prior=16.0` are one method.
+    """
+    changed = [
+        f"{field.name}={_plain(field.default, getattr(method, field.name))}"
+        for field in dataclasses.fields(method)
+        if getattr(method, field.name) != field.default
+    ]
+    return f"{method.kind}:{','.join(changed)}" if changed else str(method.kind)
+
+
+def read_fields(kind: type, text: str) -> dict[str, Any]:
+    """The fields in `text`, `name=value,...`, in the types of the defaults of the dataclass `kind`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in defaults:
+            raise ValueError(f"{kind.__name__} has no {name!r}; it has {', '.join(defaults) or 'no options'}")
+        values[name] = _read(name, value, type(defaults[name]))
+    return values
+
+
+def _plain(default: Any, value: Any) -> str:
+    if isinstance(default, float):
+        return str(float(value))
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _read(name: str, value: str, kind: type) -> Any:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[value.lower()]
+        if kind is int:
+            return int(value) if value.lstrip("+-").isdigit() else float(value)
+        return kind(value)
+    except (KeyError, ValueError):
+        wanted = "True or False" if kind is bool else "a number"
+        raise ValueError(f"{name}={value!r}: want {wanted}") from None

@@ -1,0 +1,35 @@
+"""Streams: in which order, and beside which others, test images arrive."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Stream = Literal["single", "corruption", "mixed", "sorted"]
+STREAMS: tuple[Stream, ...] = get_args(Stream)
+"""`single`: one image at a time. `corruption`: batches of one corruption, images in random order. `mixed`: batches of
+images from all corruptions (of one severity). `sorted`: batches of one corruption, images sorted by class."""
+
+
+def order(stream: Stream, labels: Tensor, *, seed: int = 0) -> Tensor:
+    """The order in which the images with these `labels` `(n,)` arrive: a permutation `(n,)`, drawn from `seed`.
+
+    For `mixed`, `labels` are those of all the corrupted sets, one after another.
+
+    >>> labels = torch.tensor([1, 0, 1, 0])
+    >>> labels[order("sorted", labels)].tolist()
+    [0, 0, 1, 1]
+    """
+    check_stream(stream)
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    if stream == "sorted":
+        return shuffled[labels[shuffled].argsort(stable=True)]
+    return shuffled
+
+
+def check_stream(stream: str) -> None:
+    """Refuse what is no stream."""
+    if stream not in STREAMS:
+        raise ValueError(f"unknown stream {stream!r}; known: {', '.join(STREAMS)}")

@@ -1,0 +1,20 @@
+"""Experiments: every table and figure of the paper as data, the paper's numbers, running them, reporting on them."""
+
+from trueup.experiments.paper import Cell, paper
+from trueup.experiments.run import lacking, rows_file, run
+from trueup.experiments.specs import EXPERIMENTS, Column, Experiment, experiment
+from trueup.experiments.tables import Measured, cells
+
+__all__ = [
+    "EXPERIMENTS",
+    "Cell",
+    "Column",
+    "Experiment",
+    "Measured",
+    "cells",
+    "experiment",
+    "lacking",
+    "paper",
+    "rows_file",
+    "run",
+]

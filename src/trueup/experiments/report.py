@@ -1,0 +1,242 @@
+"""docs/reproduction.md: ours beside the paper's, cell by cell, from the committed CSVs and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from trueup.evaluation import Row, read_rows
+from trueup.experiments.paper import Cell, paper
+from trueup.experiments.run import lacking, rows_file
+from trueup.experiments.specs import EXPERIMENTS, Column, Experiment
+from trueup.experiments.tables import Measured, cells, matching, mce
+
+HEAD = """# Reproduction
+
+Every table and figure of the paper, ours beside its own. Made by `trueup reproduce --report` from the rows in
+[results](../results); nothing here is typed by hand. `trueup reproduce NAME` measures what a section says is missing.
+
+A cell reads *ours ± spread / paper's ± spread (difference)*; accuracies in %, spreads are standard deviations over
+models. **Bold** differences are larger than both spreads and two standard errors of our share of right images
+together: neither the models nor the images that were drawn explain them. (c) is the correction as the paper's text has
+it (`location="keep"`: a layer's own mean stays); (c, match) is the other reading (`location="match"`), set beside the
+same numbers of the paper.
+"""
+
+
+def report(results: Path, root: Path | None = None) -> str:
+    """The whole document."""
+    rows = {name: read_rows(rows_file(results, name)) for name in dict.fromkeys(e.set for e in EXPERIMENTS)}
+    parts = [HEAD, *(_section(e, rows[e.set], results, root) for e in EXPERIMENTS), _readings(rows), _times(rows)]
+    return "\n".join(part for part in parts if part)
+
+
+def _section(experiment: Experiment, rows: Sequence[Row], results: Path, root: Path | None) -> str:
+    title = f"{experiment.name[:-1].capitalize()} {experiment.name[-1]}" if experiment.name[-1].isdigit() else "Rivals"
+    lines = [f"## {title}: {experiment.title}", ""]
+    if experiment.note:
+        lines += [experiment.note, ""]
+    if experiment.rows == "setting":
+        lines += _settings()
+    elif experiment.rows == "stream":
+        lines += _streams(experiment, cells(experiment, rows))
+    elif experiment.rows == "curve":
+        lines += _curves(experiment, cells(experiment, rows))
+    elif experiment.columns:
+        lines += _table(experiment, rows)
+    picture = results / "figures" / f"{experiment.name}.png"
+    if picture.exists():
+        lines += [f"![{experiment.title}](../{results.name}/figures/{picture.name})", ""]
+    if without := lacking(experiment, results, root):
+        lines += [f"Missing models: {', '.join(source.model for source in without)}.", ""]
+    return "\n".join(lines)
+
+
+def _table(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
+    ours, theirs = cells(experiment, rows), paper(experiment.name)
+    shown = [c for c in experiment.columns if any(label == c.label for _, label in ours)]
+    if not shown:
+        return ["Not measured yet.", ""]
+    labels = list(dict.fromkeys(row for row, _ in theirs if row != "mCE"))
+    body = [
+        [label, *(_pair(ours.get((label, c.label)), theirs.get((label, c.papers))) for c in shown)] for label in labels
+    ]
+    if experiment.mce:
+        body += [
+            [name, *(_mce(c, experiment, rows, extra=extra) for c in shown)]
+            for name, extra in (("mCE (19)", True), ("mCE (15)", False))
+        ]
+    table = _markdown([experiment.rows, *(c.label for c in shown)], body)
+    return [*table, "", _made_of(shown, rows), "", _beyond(shown, ours, theirs), ""]
+
+
+def _pair(ours: Measured | None, theirs: Cell | None) -> str:
+    """One cell: ours / the paper's (difference)."""
+    if ours is None:
+        return f"- / {_number(theirs)}" if theirs else "-"
+    if theirs is None:
+        return _number(ours.cell)
+    text = f"{ours.value - theirs.value:+.2f}"
+    if _apart(ours, theirs):
+        text = f"**{text}**"
+    return f"{_number(ours.cell)} / {_number(theirs)} ({text})"
+
+
+def _apart(ours: Measured, theirs: Cell) -> bool:
+    """Whether the two differ by more than chance: spreads over models, and the images drawn for our test sets."""
+    share = theirs.value / 100
+    sampling = 200 * math.sqrt(share * (1 - share) / ours.images) if ours.images and 0 < share < 1 else 0.0
+    return abs(ours.value - theirs.value) > (ours.spread or 0) + (theirs.spread or 0) + sampling
+
+
+def _beyond(
+    columns: Sequence[Column], ours: dict[tuple[str, str], Measured], theirs: dict[tuple[str, str], Cell]
+) -> str:
+    """A sentence a column on what lies beyond chance."""
+    sentences = []
+    for column in columns:
+        both = {
+            row: (mine, cell)
+            for (row, label), mine in ours.items()
+            if label == column.label and (cell := theirs.get((row, column.papers)))
+        }
+        gaps = {row: mine.value - cell.value for row, (mine, cell) in both.items() if _apart(mine, cell)}
+        if gaps:
+            named = ", ".join(f"{row.replace('_', ' ')} {gap:+.1f}" for row, gap in gaps.items())
+            sentences.append(f"{column.label}: {len(gaps)} of {len(both)} beyond chance ({named}).")
+        elif both:
+            sentences.append(f"{column.label}: all {len(both)} within chance.")
+    return " ".join(sentences)
+
+
+def _number(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell.value:.2f}" + ("" if cell.spread is None else f" ± {cell.spread:.2f}")
+
+
+def _mce(column: Column, experiment: Experiment, rows: Sequence[Row], *, extra: bool) -> str:
+    value = mce(column, experiment, rows, extra=extra)
+    published = paper(experiment.name).get(("mCE", column.papers)) if extra else None
+    return _pair(None if value is None else Measured(value, None, 1, 0), published)
+
+
+def _curves(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> list[str]:
+    """Figure 3: a line a curve, a column an iteration."""
+    if not ours:
+        return ["Not measured yet.", ""]
+    theirs = paper(experiment.name)
+    curves = dict.fromkeys(column for _, column in theirs)
+    body = []
+    for curve in curves:
+        norm = curve.split()[0]
+        labels = [f"{norm} x0", *(f"{curve} x{count}" for count in range(1, 6))]
+        if ("average", labels[0]) in ours:
+            points = [
+                _pair(ours.get(("average", label)), theirs[str(count), curve]) for count, label in enumerate(labels)
+            ]
+            body.append([curve, *points])
+    return [*_markdown(["norm, λ1, λ2", *(f"{count} iterations" for count in range(6))], body), ""]
+
+
+def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> list[str]:
+    """The table that the paper does not have: a line a norm, method and stream."""
+    body = [
+        [
+            column.norm,
+            f"`{column.method.name}`",
+            str(column.method.needs),
+            column.stream or "any",
+            *(
+                _number(m.cell if (m := ours.get((row, column.label))) else None)
+                for row in ("clean", "severity 5", "average")
+            ),
+        ]
+        for column in experiment.columns
+        if any(label == column.label for _, label in ours)
+    ]
+    if not body:
+        return ["Not measured yet.", ""]
+    return [*_markdown(["norm", "method", "needs", "stream", "clean", "severity 5", "average"], body), ""]
+
+
+def _settings() -> list[str]:
+    theirs = paper("table4")
+    fields = ("lambda1", "lambda2", "iterations")
+    body = [[norm, *(f"{theirs[norm, f].value:g}" for f in fields)] for norm in ("bn", "frn", "gn")]
+    return [*_markdown(["norm", *fields], body), "", "These are the settings that Table 1 is measured with.", ""]
+
+
+def _readings(rows: dict[str, list[Row]]) -> str:
+    """Which reading of the location stands closer to the paper: the mean distance over a table's corrected cells."""
+    body = []
+    for experiment in EXPERIMENTS:
+        if not experiment.name.startswith("table") or not experiment.columns:
+            continue
+        ours, theirs = cells(experiment, rows[experiment.set]), paper(experiment.name)
+        line = [experiment.name]
+        for ending in ("(c)", "(c, match)"):
+            gaps = [
+                abs((m.value - plain.value) - (theirs[row, c.papers].value - theirs[row, c.norm].value))
+                for c in experiment.columns
+                if c.label.endswith(ending) and ("average", c.label) in ours  # the whole column
+                for row in dict.fromkeys(row for row, _ in theirs)
+                if (m := ours.get((row, c.label))) and (plain := ours.get((row, c.norm)))
+            ]
+            line.append(f"{fmean(gaps):.2f}" if gaps else "-")
+        body.append(line)
+    if all(line[1] == "-" for line in body):
+        return ""
+    text = [
+        "## Which reading of the location is the paper's?",
+        "",
+        "The mean over a table's cells of the distance between our gain by the correction and the paper's, in points:",
+        "",
+    ]
+    return "\n".join([*text, *_markdown(["table", "keep", "match"], body), ""])
+
+
+def _times(rows: dict[str, list[Row]]) -> str:
+    """Milliseconds an image with and without, as in the paper's section on limitations."""
+    body = []
+    for name, mine in rows.items():
+        for device in dict.fromkeys(row.device for row in mine):
+            for model in dict.fromkeys(row.model for row in mine if row.device == device):
+                times = [
+                    [
+                        r.ms
+                        for r in mine
+                        if (r.model, r.device) == (model, device) and r.method.partition(":")[0] == kind
+                    ]
+                    for kind in ("uncorrected", "correct")
+                ]
+                if all(times):
+                    body.append([name, model, device, *(f"{fmean(t):.3g}" for t in times)])
+    if not body:
+        return ""
+    text = [
+        "## Milliseconds an image",
+        "",
+        "The paper: MNIST 0.3 and 2 (one GPU), ImageNet 0.1 and 12 (four GPUs).",
+        "",
+    ]
+    return "\n".join([*text, *_markdown(["set", "model", "device", "uncorrected", "corrected"], body), ""])
+
+
+def _made_of(columns: Iterable[Column], rows: Sequence[Row]) -> str:
+    """What went into a table, from its rows."""
+    used = [row for column in columns for row in matching(column, rows)]
+    models = {(row.model, row.seed) for row in used}
+    data = sorted({row.data for row in used if row.data != "clean"})
+    images = sorted({row.images for row in used})
+    return (
+        f"{len(models)} models; {', '.join(map(str, images))} images a set, {' and '.join(data)}; torch "
+        f"{', '.join(sorted({row.torch for row in used}))} on {', '.join(sorted({row.device for row in used}))}."
+    )
+
+
+def _markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *body]
+    return [f"| {' | '.join(cell.replace('_', ' ') for cell in line)} |" for line in lines]

@@ -1,0 +1,121 @@
+"""Rows of results as the cells of an experiment: means over models, and their spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from trueup.data.corruptions import corruptions
+from trueup.evaluation import Row
+from trueup.evaluation.metrics import mean_corruption_error
+from trueup.evaluation.sets import CLEAN, FAMILIES
+from trueup.experiments.paper import Cell
+from trueup.experiments.sources import source
+from trueup.experiments.specs import Column, Experiment
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell of ours: the mean over models, their standard deviation, and what went into it."""
+
+    value: float
+    spread: float | None
+    models: int
+    images: int
+
+    @property
+    def cell(self) -> Cell:
+        """As the paper's are kept."""
+        return Cell(self.value, self.spread)
+
+
+def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], Measured]:
+    """Ours by (row, column label), as in `trueup.experiments.paper`; only what has been measured completely.
+
+    A cell is there when every model that has any row of the column has all of the cell's test sets.
+    """
+    table: dict[tuple[str, str], Measured] = {}
+    for column in experiment.columns:
+        mine = matching(column, rows)
+        accuracies = _by_seed(column, mine)
+        for label, weights in _groups(experiment).items():
+            if values := _complete(accuracies, weights):
+                spread = stdev(values) if len(values) > 1 else None
+                table[label, column.label] = Measured(fmean(values), spread, len(values), mine[0].images)
+    return table
+
+
+def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
+    """The test sets of each row of a table, as (corruption, severity), and how much each weighs."""
+    family = FAMILIES[experiment.set]
+    names = [n for n in corruptions(family) if n != CLEAN and (not experiment.only or n in experiment.only)]
+    if experiment.rows == "severity":
+        per = {str(severity): {(name, severity): 1.0 for name in names} for severity in experiment.severities}
+        return {"0": {(CLEAN, 0): 1.0}, **per}
+    each = {name: dict.fromkeys(_cases(name, experiment), 1.0) for name in names}
+    average: dict[tuple[str, int], float] = {(CLEAN, 0): experiment.identity} if experiment.identity else {}
+    for group in each.values():
+        for case in group:
+            average[case] = average.get(case, 0.0) + 1 / len(group)
+    if experiment.rows == "curve":
+        return {"average": average}
+    if experiment.rows == "stream":
+        return {"clean": {(CLEAN, 0): 1.0}, "severity 5": {(name, 5): 1.0 for name in names}, "average": average}
+    return {**each, CLEAN: {(CLEAN, 0): 1.0}, "average": average}
+
+
+def _cases(name: str, experiment: Experiment) -> list[tuple[str, int]]:
+    """The test sets of a corruption. MNIST-C has one each, called severity 0; elsewhere 0 is the clean set."""
+    if experiment.set == "mnist":
+        return [(name, 0)]
+    return [(name if severity else CLEAN, severity) for severity in experiment.severities]
+
+
+def _by_seed(column: Column, rows: Sequence[Row]) -> dict[int, dict[tuple[str, int], float]]:
+    """Accuracies of a column's models by test set; MNIST-C's severities, being one each, are all called 0."""
+    found: dict[int, dict[tuple[str, int], float]] = {}
+    for row in rows:
+        severity = 0 if column.set == "mnist" else row.severity
+        found.setdefault(row.seed, {})[row.corruption, severity] = row.accuracy
+    return found
+
+
+def matching(column: Column, rows: Sequence[Row]) -> list[Row]:
+    """The rows of a column: those on the most images, where there are several."""
+    model = source(column.set, column.norm).model
+    stream = "any" if column.method.needs.stateless else column.stream or "corruption"
+    mine = [
+        row
+        for row in rows
+        if row.model == model
+        and row.method == column.method.name
+        and row.stream.partition("/")[0] == stream
+        and (column.seeds is None or row.seed in column.seeds)
+        and (column.images is None or row.images <= column.images)
+    ]
+    most = max((row.images for row in mine), default=0)
+    return [row for row in mine if row.images == most]
+
+
+def _complete(
+    accuracies: dict[int, dict[tuple[str, int], float]], weights: dict[tuple[str, int], float]
+) -> list[float]:
+    """The weighted mean of each model; none where any model lacks any test set."""
+    if not all(case in found for found in accuracies.values() for case in weights):
+        return []
+    total = sum(weights.values())
+    return [sum(weight * found[case] for case, weight in weights.items()) / total for found in accuracies.values()]
+
+
+def mce(column: Column, experiment: Experiment, rows: Sequence[Row], *, extra: bool) -> float | None:
+    """The mCE of a column over its models' mean accuracies; None where a test set is missing."""
+    per_corruption = {
+        label: measured.value
+        for (label, name), measured in cells(experiment, rows).items()
+        if name == column.label and label not in (CLEAN, "average")
+    }
+    try:
+        return mean_corruption_error(per_corruption, extra=extra)
+    except ValueError:
+        return None

@@ -1,0 +1,6 @@
+"""Pictures. The only package that imports matplotlib."""
+
+from trueup.figures.demo import draw_demo
+from trueup.figures.paper import draw
+
+__all__ = ["draw", "draw_demo"]
