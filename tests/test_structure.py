@@ -132,7 +132,7 @@ def test_the_public_names_are_those_of_the_design():
     ("missing", "call", "message"),
     [
         ("typer", "import trueup.cli", "needs typer: pip install 'trueup[cli]'"),
-        ("matplotlib", "from trueup.figures import _pyplot; _pyplot()", "pip install 'trueup[figures]'"),
+        ("matplotlib", "from trueup.figures.style import pyplot; pyplot()", "pip install 'trueup[figures]'"),
         ("sklearn", "from trueup.data import digits; digits.load('test')", "pip install 'trueup[demo]'"),
         (
             "PIL",

@@ -39,7 +39,7 @@ CORRUPTIONS = (
     "translate",
 )
 SEVERITIES = (1, 3, 5)
-BATCH = 120
+BATCH = 60
 
 
 @dataclass(frozen=True)
