@@ -138,6 +138,7 @@ def test_graphs_on_streams_train_what_eager_steps_train(tiny, norm):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:[\\s\\S]*Online softmax is disabled")  # the compiler, on so tiny a model
 @pytest.mark.parametrize("norm", ["bn", "gn", "frn"])
 def test_the_fastest_engine_repeats_itself_bit_for_bit(tiny, norm):
     first, second = (fleet(tiny, [0, 1], norm, default_engine("cuda")) for _ in range(2))
