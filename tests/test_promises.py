@@ -18,8 +18,8 @@ from architectures import images, make
 from trueup import functional as F
 
 STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
-# torch rounds a convolution differently in another batch or when compiled. Where a value then falls into the next bin of
-# a histogram, it is moved by a bin's width more or less; a sort does not notice.
+# torch rounds a convolution differently in another batch or when compiled. Where a value then falls into the next bin
+# of a histogram, it is moved by a bin's width more or less; a sort does not notice.
 methods = pytest.mark.parametrize(("method", "atol"), [("sort", 1e-5), ("histogram", 1e-3)])
 everywhere = pytest.mark.parametrize("name", architectures.ALL)
 

@@ -26,8 +26,8 @@ assert 1 + COARSE * (EXPONENTS + 1) - 1 - COARSE * WINDOW + FINE * WINDOW < BINS
 
 def window(curve: Tensor) -> Tensor:
     """The exponent field at which the window of fine bins begins, for the target of a `curve`: a scalar, int32."""
-    ends = curve[1, [0, -1]] if curve.device.type == "cpu" else torch.stack([curve[1, 0], curve[1, -1]])
-    exponent = ends.abs().amax().float().view(torch.int32) >> 23
+    largest = torch.maximum(curve[1, 0].abs(), curve[1, -1].abs())
+    exponent = largest.float().view(torch.int32) >> 23
     return (exponent - BELOW).clamp(0, EXPONENTS - WINDOW)
 
 
