@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,11 +18,15 @@ from architectures import images, make
 from trueup import functional as F
 
 STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
+# torch rounds a convolution differently in another batch or when compiled. Where a value then falls into the next bin
+# of a histogram, it is moved by a bin's width more or less; a sort does not notice.
+methods = pytest.mark.parametrize(("method", "atol"), [("sort", 1e-5), ("histogram", 1e-3)])
 everywhere = pytest.mark.parametrize("name", architectures.ALL)
 
 
-def corrected(name, correction=STRONG):
+def corrected(name, correction=STRONG, method="auto"):
     model = make(name)
+    correction = replace(correction, method=method)
     return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8)), correction)
 
 
@@ -74,17 +79,18 @@ class TestUntouched:
 
 
 class TestStateless:
+    @methods
     @everywhere
-    def test_an_image_has_one_answer_in_any_batch_order_and_company(self, name):
-        _, robust = corrected(name)
+    def test_an_image_has_one_answer_in_any_batch_order_and_company(self, name, method, atol):
+        _, robust = corrected(name, method=method)
         x = torch.cat([images(6), dark(6)])
         together = robust(x)
         order = torch.randperm(12)
-        torch.testing.assert_close(robust(x[order]), together[order], atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(torch.cat([robust(image[None]) for image in x]), together, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(torch.cat([robust(part) for part in x.split(5)]), together, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(robust(x[order]), together[order], atol=atol, rtol=1e-4)
+        torch.testing.assert_close(torch.cat([robust(image[None]) for image in x]), together, atol=atol, rtol=1e-4)
+        torch.testing.assert_close(torch.cat([robust(part) for part in x.split(5)]), together, atol=atol, rtol=1e-4)
         wild = torch.cat([x[:6], 1e3 * dark(6)])
-        torch.testing.assert_close(robust(wild)[:6], together[:6], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(robust(wild)[:6], together[:6], atol=atol, rtol=1e-4)
 
 
 class TestIdentity:
@@ -163,40 +169,44 @@ class TestTraining:
 
 
 class TestPlainPyTorch:
+    @methods
     @pytest.mark.parametrize("name", ["resnet", "vit"])
-    def test_compiled_as_one_graph(self, name):
-        _, robust = corrected(name)
+    def test_compiled_as_one_graph(self, name, method, atol):
+        _, robust = corrected(name, method=method)
         torch._dynamo.reset()
         compiled = torch.compile(robust, fullgraph=True)
         with torch.inference_mode():
-            torch.testing.assert_close(compiled(dark()), robust(dark()), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(compiled(dark()), robust(dark()), atol=atol, rtol=1e-4)
 
-    def test_another_image_size_does_not_compile_again_and_again(self):
-        _, robust = corrected("resnet")
+    @methods
+    def test_another_image_size_does_not_compile_again_and_again(self, method, atol):
+        _, robust = corrected("resnet", method=method)
         torch._dynamo.reset()
         compiled = torch.compile(robust, fullgraph=True, backend="aot_eager")
         with torch.inference_mode(), torch._dynamo.config.patch(recompile_limit=3):
             for size in range(24, 44, 2):
-                torch.testing.assert_close(compiled(images(2, size)), robust(images(2, size)), atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(compiled(images(2, size)), robust(images(2, size)), atol=atol, rtol=1e-4)
 
+    @methods
     @pytest.mark.parametrize("strict", [False, True])
-    def test_exported_with_a_free_image_size(self, strict):
-        _, robust = corrected("resnet")
+    def test_exported_with_a_free_image_size(self, strict, method, atol):
+        _, robust = corrected("resnet", method=method)
         free = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
         program = torch.export.export(robust, (images(4, 32),), dynamic_shapes={"x": free}, strict=strict)
         for size in (24, 40):
             wanted = robust(images(3, size))
-            torch.testing.assert_close(program.module()(images(3, size)), wanted, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(program.module()(images(3, size)), wanted, atol=atol, rtol=1e-4)
 
+    @methods
     @pytest.mark.parametrize("strict", [False, True])
     @pytest.mark.parametrize("name", ["resnet", "vit"])
-    def test_exported_with_a_free_batch_size(self, name, strict):
-        _, robust = corrected(name)
+    def test_exported_with_a_free_batch_size(self, name, strict, method, atol):
+        _, robust = corrected(name, method=method)
         program = torch.export.export(
             robust, (dark(),), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1, max=64)}}, strict=strict
         )
         for count in (1, 5):
-            torch.testing.assert_close(program.module()(dark(count)), robust(dark(count)), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(program.module()(dark(count)), robust(dark(count)), atol=atol, rtol=1e-4)
 
     @everywhere
     def test_copied_pickled_and_saved(self, name):

@@ -20,6 +20,7 @@ LAYERS = {
     "atomic": 0,
     "correction": 0,
     "functional": 1,
+    "kernels": 2,
     "fingerprint": 2,
     "targets": 3,
     "graph": 4,
@@ -39,6 +40,8 @@ LAYERS = {
 APART = {"atomic": 0, "data": 1, "models": 1, "training": 2} | {k: v for k, v in LAYERS.items() if v >= 8}
 OPTIONAL = {
     "matplotlib": {"figures"},
+    "numba": {"kernels"},
+    "triton": {"kernels"},
     "sklearn": {"data"},
     "PIL": {"data"},
     "typer": {"cli"},

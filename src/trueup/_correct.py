@@ -8,7 +8,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from trueup import functional
+from trueup import functional, kernels
 from trueup.correction import Correction
 from trueup.graph import Options, Retrofit, Site
 from trueup.targets import SiteTarget, Targets
@@ -47,27 +47,39 @@ def correct(
 
 
 class _Correct(nn.Module):
-    """Corrects the activations of one site."""
+    """Corrects the activations of one site, or what an activation function that it applies itself would make them."""
 
-    target: Tensor
-    levels: Tensor | None
+    curve: Tensor
 
     def __init__(self, site: Site, statistics: SiteTarget, correction: Correction) -> None:
         super().__init__()
         self.name = site.name
         self.correction = correction if site.sparse else replace(correction, sparse=False)
-        self.register_buffer("target", statistics.target, persistent=False)
-        self.register_buffer("levels", statistics.levels, persistent=False)
+        self.even = statistics.levels is None
+        self.fuses = () if correction.method == "sort" else ("relu",)
+        self.register_buffer("curve", kernels.curve_of(statistics.target, statistics.levels), persistent=False)
 
-    def forward(self, a: Tensor) -> Tensor:
-        return functional.correct(a, self.target, self.correction, levels=self.levels)
+    @property
+    def target(self) -> Tensor:
+        """The target's values `(m,)`."""
+        return self.curve[1]
+
+    @property
+    def levels(self) -> Tensor | None:
+        """Where the target is known `(m,)`; None if evenly, as `functional.correct` has it."""
+        return None if self.even else self.curve[0]
+
+    def forward(self, a: Tensor, activation: str | None = None) -> Tensor:
+        relu = activation == "relu"
+        if kernels.has_histogram(self.correction, a):
+            return kernels.correct(a, self.curve, self.correction, relu=relu)
+        return functional.correct(a.relu() if relu else a, self.target, self.correction, levels=self.levels)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Correct:
         # A target follows its model to another device, but not to a precision that would blur it.
-        target, levels = self.target, self.levels
+        curve = self.curve
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.target = target.to(self.target.device)
-        self.levels = None if levels is None else levels.to(self.target.device)
+        self.curve = curve.to(self.curve.device)
         return self
 
     def extra_repr(self) -> str:

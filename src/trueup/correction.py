@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Location = Literal["keep", "match"]
-Method = Literal["auto", "sort"]
+Method = Literal["auto", "sort", "histogram"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,11 @@ class Correction:
 
     `location="keep"` leaves each layer's own mean where it is and corrects the shape around it, as the paper's text
     has it; `"match"` moves the mean to that of training too. With `sparse`, activations that are exactly zero stay
-    zero. `method` chooses the algorithm: `"sort"` is exact; `"auto"` takes the fastest there is that meets the
-    specification, which today is the sort.
+    zero.
+
+    `method` chooses the algorithm. `"sort"` is exact. `"histogram"` costs little more than reading and writing the
+    activations, and takes values within 1.1 to 1.6 % of each other for equal (`trueup.kernels` says what that can do);
+    float64 has no histogram and is sorted. `"auto"` is the histogram wherever there is one.
 
     The defaults are the paper's for ImageNet, the most careful ones it uses on a large model.
 

@@ -43,6 +43,7 @@ def correct(a: Tensor, target: Tensor, correction: Correction = _PAPER, *, level
     - With `correction.sparse`, zeros (of either sign) keep their value; they do take up ranks.
     - A target of another length than the row is read as a quantile function, the ends being minimum and maximum; so
       is one whose `levels` are given.
+    - The ranks are exact, whatever the `method` of the correction; that chooses among `trueup.kernels`.
     - A step of 0 returns the very bits of `a`; so does a row that holds NaN or infinity, which has no distribution
       to speak of.
 

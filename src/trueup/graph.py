@@ -86,6 +86,10 @@ class Retrofit(nn.Module):
     what the model does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on
     modules that contain others do not run.
 
+    A placed module may offer to apply activation functions itself, by naming them in `fuses`, such as ("relu",). It is
+    then given what comes before the activation, and activation="relu". That is done where nothing else can tell: the
+    function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
+
     `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass.
     """
 
@@ -115,7 +119,12 @@ class Retrofit(nn.Module):
                 node.target = f"model.{node.target}"
         for site, node, aliased in found:
             if site.name in self.sites:
-                _insert_after(graph, node, f"placed.{self.sites.index(site.name)}", aliased=aliased)
+                number = self.sites.index(site.name)
+                activation = _plain_activation(self, node)
+                if not aliased and activation in getattr(self.placed[number], "fuses", ()):
+                    _replace(graph, node, f"placed.{number}", activation)
+                else:
+                    _insert_after(graph, node, f"placed.{number}", aliased=aliased)
         graph.lint()
         corrected = type(fx.GraphModule(self, graph)).forward
 
@@ -163,6 +172,7 @@ _VIEW_FUNCTIONS = {
     *(operator.getitem, F.dropout, F.dropout2d, torch.flatten, torch.reshape, torch.transpose, torch.permute),
     *(torch.squeeze, torch.unsqueeze, torch.chunk, torch.split, torch.unbind, torch.movedim, torch.narrow),
 }
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _IN_PLACE_OPERATORS = {
     "__iadd__": operator.iadd,
     "__isub__": operator.isub,
@@ -308,6 +318,30 @@ def _insert_after(graph: fx.Graph, node: fx.Node, target: str, *, aliased: bool)
         node.replace_all_uses_with(placed, delete_user_cb=lambda user: user is not placed)
 
 
+def _replace(graph: fx.Graph, node: fx.Node, target: str, activation: str | None) -> None:
+    """Let the module `target` do what an activation's `node` does, and its own."""
+    with graph.inserting_after(node):
+        placed = graph.call_module(target, (node.all_input_nodes[0],), {"activation": activation})
+    node.replace_all_uses_with(placed)
+    graph.erase_node(node)
+
+
+def _plain_activation(root: nn.Module, node: fx.Node) -> str | None:
+    """The name of the activation function that a node applies, if it is torch's own and has no hooks."""
+    for known in KNOWN:
+        if node.op == "call_module":
+            module = root.get_submodule(str(node.target))
+            if type(module) in known.modules and not _has_hooks(module):
+                return known.name
+        elif node.target in (known.functions if node.op == "call_function" else known.methods):
+            return known.name
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, hooks) for hooks in _HOOKS)
+
+
 def _is_aliased(model: nn.Module, node: fx.Node) -> bool:
     """Whether a node overwrites memory that anything but its own result refers to."""
     if not _is_in_place(model, node):
@@ -354,7 +388,7 @@ def _undisturbed(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     for name, module in modules:
         if not name or not tracer.is_leaf_module(module, name):
-            for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+            for hooks in _HOOKS:
                 setattr(module, hooks, type(getattr(module, hooks))())
     try:
         yield

@@ -21,7 +21,7 @@ def images():
     return torch.rand(20, 1, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
-FULL = trueup.Correction(lambda1=1.0, lambda2=0.0, location="match", sparse=False)
+FULL = trueup.Correction(lambda1=1.0, lambda2=0.0, location="match", sparse=False, method="sort")
 
 
 def test_maps_are_means_over_channels_without_and_with_correction(model, images):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,8 @@ def site_by_site(
     model: nn.Module, targets: Targets, correction: trueup.Correction, images: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """What comes into and out of the correction of each site, in the order of the forward pass."""
-    robust = trueup.correct(model, targets, correction)
+    # Sorted, so that the activation itself comes in, not what the activation function is applied to.
+    robust = trueup.correct(model, targets, replace(correction, method="sort"))
     seen: list[tuple[Tensor, Tensor]] = []
     placed: Iterable[nn.Module] = robust.placed  # type: ignore[assignment]
     for module in placed:

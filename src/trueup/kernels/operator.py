@@ -1,0 +1,131 @@
+"""The operator `trueup::correct`: one call for every device, which torch.compile, torch.export and autograd know."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueup.correction import Correction
+from trueup.kernels import plain
+
+_Rows = Callable[..., Tensor]
+_WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
+
+_library = torch.library.Library("trueup", "DEF")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "correct(Tensor x, Tensor curve, float step, bool keep, bool sparse, bool relu) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+
+
+def has_histogram(correction: Correction, a: Tensor) -> bool:
+    """Whether a correction of these activations takes the histogram: not where it asks for the sort, nor in float64."""
+    return correction.method != "sort" and a.dtype in _WIDTHS and a.dim() > 0
+
+
+def correct(a: Tensor, curve: Tensor, correction: Correction, *, relu: bool = False) -> Tensor:
+    """`functional.correct` from a histogram. With `relu`, that function is applied to `a` first, in the same passes.
+
+    `a` is `(batch, ...)`, float32, bfloat16 or float16, in any layout; `curve` is what `curve_of` makes of the target,
+    on the same device. The result has the shape, dtype and layout of `a` and shares no memory with it. It does not
+    depend on the batch, nor on the number of threads, to the last bit.
+    """
+    out: Tensor = torch.ops.trueup.correct.default(
+        a, curve, correction.step, correction.location == "keep", correction.sparse, relu
+    )
+    return out
+
+
+def _correct(rows: _Rows, x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
+    """The operator, from the function of one backend."""
+    if step == 0 or x.numel() == 0:
+        return x.relu() if relu else x.clone()
+    if (flat := _in_memory_order(x)) is not None:
+        out = rows(flat, curve, step, keep=keep, sparse=sparse, relu=relu)
+        return out.as_strided(x.shape, x.stride())
+    out = rows(x.reshape(x.shape[0], -1), curve, step, keep=keep, sparse=sparse, relu=relu)
+    return torch.empty_like(x).copy_(out.view(x.shape))
+
+
+def _in_memory_order(x: Tensor) -> Tensor | None:
+    """Each row's values as they lie in memory `(batch, n)`, a view; None where they lie with gaps or interleaved.
+
+    A distribution does not know the order of its values, so that channels-last needs no copy.
+    """
+    if not x.is_contiguous():
+        x = x.permute(0, *sorted(range(1, x.dim()), key=x.stride, reverse=True))
+        if not x.is_contiguous():
+            return None
+    return x.view(x.shape[0], -1)
+
+
+@functools.cache
+def _cpu_rows() -> _Rows:
+    if importlib.util.find_spec("numba") is None:
+        return plain.correct_rows
+    from trueup.kernels import cpu
+
+    return cpu.correct_rows
+
+
+@functools.cache
+def _cuda_rows() -> _Rows:
+    if importlib.util.find_spec("triton") is None:  # torch comes without it on some systems
+        return plain.correct_rows
+    from trueup.kernels import triton
+
+    return triton.correct_rows
+
+
+def _on_cpu(*arguments: Any) -> Tensor:
+    return _correct(_cpu_rows(), *arguments)
+
+
+def _on_cuda(*arguments: Any) -> Tensor:
+    return _correct(_cuda_rows(), *arguments)
+
+
+def _anywhere(*arguments: Any) -> Tensor:
+    return _correct(plain.correct_rows, *arguments)
+
+
+def _shape_only(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    x, _, ctx.step, ctx.keep, ctx.sparse, ctx.relu = inputs
+    ctx.save_for_backward(x)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The derivative of `functional.correct`: ranks do not move, the mean does, and what stays is passed through."""
+    (x,) = ctx.saved_tensors
+    wide = gradient.float()
+    if ctx.step:
+        a = x.float().relu() if ctx.relu else x.float()
+        a = a.flatten(1) if a.dim() > 1 else a[:, None]
+        wide = wide.reshape(a.shape)
+        stays = ~a.mean(dim=1, keepdim=True, dtype=torch.float64).isfinite()
+        if ctx.sparse:
+            stays = stays | (a == 0)
+        through = wide.masked_fill(stays, 0)
+        wide = torch.where(stays, wide, through * (1 - ctx.step))
+        if ctx.keep:
+            wide = wide + ctx.step * through.mean(dim=1, keepdim=True)
+        wide = wide.view(x.shape)
+    if ctx.relu:
+        wide = wide.masked_fill(x <= 0, 0)
+    return wide.to(x.dtype), None, None, None, None, None
+
+
+_library.impl("correct", _on_cpu, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("correct", _on_cuda, "CUDA")  # type: ignore[no-untyped-call]
+_library.impl("correct", _anywhere, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("trueup::correct", _shape_only, lib=_library)
+torch.library.register_autograd("trueup::correct", _backward, setup_context=_remember, lib=_library)

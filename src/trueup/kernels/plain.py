@@ -1,0 +1,73 @@
+"""The histogram method in torch's own operators: any device, and the reading copy of the other backends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueup.kernels.bins import BINS, COARSE, COARSE_SHIFT, FINE, FINE_SHIFT, WINDOW, window
+
+
+def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse: bool, relu: bool) -> Tensor:
+    """Each row moved `step` of its way towards the target, its values taken to be equal where they share a bin.
+
+    `rows` is `(batch, n)`, contiguous, float32, bfloat16 or float16, `curve` what `curve_of` makes of the target, on
+    the same device. `keep` and `sparse` are those of a `Correction`; with `relu`, that function is applied first.
+    """
+    a = rows.float().relu() if relu else rows.float()
+    n = a.shape[1]
+    bins = bin_of(a, window(curve), signed=not relu)
+    count = a.new_zeros(len(a), BINS if relu else 2 * BINS, dtype=torch.int64)
+    count.scatter_add_(1, bins, torch.ones_like(bins))
+    last = count.cumsum(dim=1)
+    moved = mean_over_ranks(curve, last - count, last, n)
+    mean = a.mean(dim=1, keepdim=True, dtype=torch.float64)
+    if keep:
+        everything = torch.tensor([0, n], device=a.device)
+        moved = moved + (mean - mean_over_ranks(curve, everything[:1], everything[1:], n))
+    shift = (step * moved).float()
+    out = a * (1 - step) + shift.gather(1, bins)
+    if rows.dtype == torch.float16:
+        limit = torch.finfo(torch.float16).max
+        out = out.clamp(-limit, limit)  # a target may lie beyond what float16 holds
+    stays = ~mean.isfinite()
+    if sparse:
+        stays = stays | (a == 0)
+    return torch.where(stays, a, out).to(rows.dtype)
+
+
+def bin_of(a: Tensor, start: Tensor, *, signed: bool) -> Tensor:
+    """The bin of each value: int64, growing with the value. `start` is the `window`'s."""
+    bits = a.abs().view(torch.int32)
+    coarse, fine = bits >> COARSE_SHIFT, bits >> FINE_SHIFT
+    index = 1 + coarse - (coarse - COARSE * start).clamp(0, COARSE * WINDOW)
+    index = index + (fine - FINE * start).clamp(0, FINE * WINDOW)
+    index = torch.where(bits == 0, 0, index).long()
+    return BINS + torch.where(a < 0, -index, index) if signed else index
+
+
+def mean_over_ranks(curve: Tensor, first: Tensor, end: Tensor, n: int) -> Tensor:
+    """The mean of the target over the ranks from `first` up to but without `end`, of `n`: float64, of their shape.
+
+    The order statistics of the target stand at even levels; between them it is taken to be linear, so that the
+    trapezoids of its integral add up to the sum over ranks.
+    """
+    low, high = (_level(rank, n) for rank in (first, end - 1))
+    (value, integral), (last_value, last_integral) = _read(curve, low), _read(curve, high)
+    total = (last_integral - integral) * (n - 1) + (value + last_value) / 2
+    return torch.where(end - first == 1, value, total / (end - first).clamp(min=1))
+
+
+def _level(rank: Tensor, n: int) -> Tensor:
+    rank = rank.double()
+    return rank / (n - 1) if n > 1 else torch.full_like(rank, 0.5)  # as functional.order_statistics has it
+
+
+def _read(curve: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's quantile function and its integral at a level."""
+    levels, values, integral = curve.unbind()
+    left = (torch.searchsorted(levels, level, right=True) - 1).clamp(0, levels.shape[0] - 2)
+    beyond = level - levels[left]
+    slope = (values[left + 1] - values[left]) / (levels[left + 1] - levels[left])
+    value = values[left] + beyond * slope
+    return value, integral[left] + beyond * (values[left] + value) / 2
