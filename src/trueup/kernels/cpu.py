@@ -18,7 +18,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from trueup.kernels.bins import BINS, COARSE, COARSE_SHIFT, FINE, FINE_SHIFT, WINDOW, window
+from trueup.kernels.bins import BINS, FINE, OCTAVES, OUTSIDE, SHIFT, SPAN, offset_exponent
 
 _BLOCK = 4096  # values summed by themselves, so that a mean does not depend on how a row is shared among threads
 _PART = 16 * _BLOCK  # values worth a thread of their own
@@ -33,7 +33,7 @@ def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse
     # Worth its time if rows are many for their length; it would double that of a single row.
     ranks = _at_every_rank(knots, n if len(rows) * 4 * BINS >= n else 0)
     limit = np.float32(torch.finfo(torch.float16).max if rows.dtype == torch.float16 else np.inf)
-    rule = (int(window(curve)), knots, ranks, step, keep, sparse, relu, limit)
+    rule = (int(offset_exponent(curve)), knots, ranks, step, keep, sparse, relu, limit)
     if rows.dtype == torch.float32:
         _correct(rows, out, rule)
         return out
@@ -105,7 +105,7 @@ def _whole_rows(a, bits, into, begin, end, rule):
 @njit(nogil=True, cache=True)
 def _count(a, bits, first_block, end_block, rule, counts, sums):
     """Count the values of some blocks of a row into `counts`, and sum each block."""
-    start, relu = rule[0], rule[6]
+    offset, relu = rule[0], rule[6]
     n = len(a)
     # Four histograms in turn: adding to the same bin twice in a row, as for zeros, would wait for the first to be done.
     several = np.zeros((4, len(counts)), np.int32)
@@ -113,7 +113,7 @@ def _count(a, bits, first_block, end_block, rule, counts, sums):
     for block in range(first_block, end_block):
         begin, end = block * _BLOCK, min(n, (block + 1) * _BLOCK)
         sums[block] = _sum(a[begin:end], relu)
-        _bins(bits[begin:end], start, relu, bins)
+        _bins(a[begin:end], bits[begin:end], offset, relu, bins)
         for i in range(0, (end - begin) & ~3, 4):
             several[0, bins[i]] += np.int32(1)
             several[1, bins[i + 1]] += np.int32(1)
@@ -135,15 +135,20 @@ def _sum(a, relu):
 
 
 @njit(nogil=True, cache=True)
-def _bins(bits, start, relu, bins):
-    """The bin of each value, from its bits, into `bins`."""
-    coarse_start, fine_start = np.int32(COARSE * start), np.int32(FINE * start)
-    for i in range(len(bits)):
-        size = np.int32(bits[i] & np.int32(0x7FFFFFFF))
-        coarse, fine = np.int32(size >> COARSE_SHIFT), np.int32(size >> FINE_SHIFT)
-        coarse = np.int32(coarse - min(max(np.int32(coarse - coarse_start), np.int32(0)), np.int32(COARSE * WINDOW)))
-        fine = min(max(np.int32(fine - fine_start), np.int32(0)), np.int32(FINE * WINDOW))
-        index = np.int32(np.int32(1) + coarse + fine) if size != 0 else np.int32(0)
+def _bins(a, bits, offset, relu, bins):
+    """The bin of each value into `bins`: as `plain.bin_of`."""
+    lowest, start = np.int32(offset - OUTSIDE), np.int32(FINE * offset)
+    added = np.float32(2.0 ** (offset - 127))
+    shifted = np.empty(_BLOCK, np.float32)
+    shifted_bits = shifted.view(np.int32)
+    for i in range(len(a)):
+        shifted[i] = abs(a[i]) + added
+    for i in range(len(a)):
+        exponent = np.int32((bits[i] >> 23) & 255)
+        exponent = np.int32(exponent - min(max(np.int32(exponent - lowest), np.int32(0)), np.int32(SPAN)))
+        fine = np.int32(shifted_bits[i] >> SHIFT)
+        fine = min(max(np.int32(fine - start), np.int32(0)), np.int32(FINE * OCTAVES))
+        index = np.int32(np.int32(1) + exponent + fine) if np.int32(bits[i] << 1) != 0 else np.int32(0)
         if relu:
             index = index if bits[i] >= 0 else np.int32(0)
         else:
@@ -231,7 +236,7 @@ def _read(knots, rank, knot):
 @njit(nogil=True, cache=True)
 def _map(a, bits, into, first_block, end_block, rule, shift, finite):
     """Write the corrected values of some blocks of a row."""
-    start, _, _, step, _, sparse, relu, limit = rule
+    offset, _, _, step, _, sparse, relu, limit = rule
     rest, zero = np.float32(1 - step), np.float32(0)
     bins, moves = np.empty(_BLOCK, np.uint16), np.empty(_BLOCK, np.float32)
     for block in range(first_block, end_block):
@@ -240,7 +245,7 @@ def _map(a, bits, into, first_block, end_block, rule, shift, finite):
             for i in range(len(values)):
                 out[i] = zero if relu and values[i] <= 0 else values[i]
             continue
-        _bins(bits[block * _BLOCK : (block + 1) * _BLOCK], start, relu, bins)
+        _bins(values, bits[block * _BLOCK : (block + 1) * _BLOCK], offset, relu, bins)
         for i in range(len(values)):  # by itself, so that what follows can be done in vectors
             moves[i] = shift[bins[i]]
         for i in range(len(values)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueup.kernels.bins import BINS, COARSE, COARSE_SHIFT, FINE, FINE_SHIFT, WINDOW, window
+from trueup.kernels.bins import BINS, FINE, OCTAVES, OUTSIDE, SHIFT, SPAN, offset_exponent
 
 
 def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse: bool, relu: bool) -> Tensor:
@@ -16,7 +16,7 @@ def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse
     """
     a = rows.float().relu() if relu else rows.float()
     n = a.shape[1]
-    bins = bin_of(a, window(curve), signed=not relu)
+    bins = bin_of(a, offset_exponent(curve), signed=not relu)
     count = a.new_zeros(len(a), BINS if relu else 2 * BINS, dtype=torch.int64)
     count.scatter_add_(1, bins, torch.ones_like(bins))
     last = count.cumsum(dim=1)
@@ -36,13 +36,14 @@ def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse
     return torch.where(stays, a, out).to(rows.dtype)
 
 
-def bin_of(a: Tensor, start: Tensor, *, signed: bool) -> Tensor:
-    """The bin of each value: int64, growing with the value. `start` is the `window`'s."""
-    bits = a.abs().view(torch.int32)
-    coarse, fine = bits >> COARSE_SHIFT, bits >> FINE_SHIFT
-    index = 1 + coarse - (coarse - COARSE * start).clamp(0, COARSE * WINDOW)
-    index = index + (fine - FINE * start).clamp(0, FINE * WINDOW)
-    index = torch.where(bits == 0, 0, index).long()
+def bin_of(a: Tensor, offset: Tensor, *, signed: bool) -> Tensor:
+    """The bin of each float32: int64, growing with the value. `offset` is an `offset_exponent`."""
+    size = a.abs()
+    exponent = size.view(torch.int32) >> 23
+    fine = (size + (offset << 23).view(torch.float32)).view(torch.int32) >> SHIFT
+    index = 1 + exponent - (exponent - (offset - OUTSIDE)).clamp(0, SPAN)
+    index = index + (fine - FINE * offset).clamp(0, FINE * OCTAVES)
+    index = torch.where(size == 0, 0, index).long()
     return BINS + torch.where(a < 0, -index, index) if signed else index
 
 
