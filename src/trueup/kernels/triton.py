@@ -1,42 +1,43 @@
 """The histogram method on a GPU, in Triton.
 
 Two passes over the activations and no host in between: count them into bins, then map each through its bin's entry in
-a table. A row that keeps one program busy is corrected whole, by one kernel; longer ones, or few, are cut into parts:
-one kernel counts the parts, a second adds the counts of its row, builds the table and maps its part.
+a table. Where rows are many and not too long, one program does all of that for a row. Else rows are cut into parts,
+and there are three kernels: to count the parts, to make a table of each row's counts, to map the parts.
 
 Counting is what Triton is bad at: its own histogram takes 26 times as long as reading the values, atomics in global
-memory five times. Atomics in shared memory are as fast as reading, and a line of PTX away: `_MEMORY` declares the
-memory, `_ADD`, `_PUT` and `_GET` use it. Elsewhere (`shared=False`: other vendors, Triton's interpreter) the same
-kernels use global memory.
+memory five times. Atomics in shared memory are as fast as reading, and a line of PTX away: `_MEMORY_2048` and the like
+declare the memory, `_ADD`, `_PUT` and `_GET` use it. Elsewhere (`shared=False`: other vendors, Triton's interpreter)
+the same kernels use global memory.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueup.kernels.bins import BELOW, BINS, COARSE, COARSE_SHIFT, EXPONENTS, FINE, FINE_SHIFT, WINDOW
+from trueup.kernels.bins import BELOW, BINS, FINE, OCTAVES, OUTSIDE, SHIFT, SPAN
 
 BLOCK = 4096  # activations in flight a program: four 16-byte loads a thread of float32
 SEGMENT = 8192  # activations whose sum is taken at a time: the order of summation must not depend on the parts
-WARPS = 8
-TABULATING = {"num_warps": 16, "maxnreg": 64}  # bisection in float64 takes registers that the other passes want
-WHOLE = 32768  # a row up to this length is the work of one program
+WARPS = 8  # nor on the warps: the same in all kernels
+WHOLE = 131072  # a row up to this length may be the work of one program
+PARTS = 32  # at most: their counts have to be added
 PROGRAMS_PER_PROCESSOR = 4
+SLICES = 4  # in which a row's table is made
+REGISTERS = 64  # a thread, where the table is made beside the passes, which want many threads
 
 _HALF = tl.constexpr(BINS)
-_COARSE = tl.constexpr(COARSE)
+_SHIFT = tl.constexpr(SHIFT)
 _FINE = tl.constexpr(FINE)
-_COARSE_SHIFT = tl.constexpr(COARSE_SHIFT)
-_FINE_SHIFT = tl.constexpr(FINE_SHIFT)
-_WINDOW = tl.constexpr(WINDOW)
+_OCTAVES = tl.constexpr(OCTAVES)
 _BELOW = tl.constexpr(BELOW)
-_EXPONENTS = tl.constexpr(EXPONENTS)
+_OUTSIDE = tl.constexpr(OUTSIDE)
+_SPAN = tl.constexpr(SPAN)
 
 # A variable of its own scope, so that its name can be used again; its address outlives the scope, as PTX has it.
 _MEMORY_2048 = tl.constexpr("{ .shared .align 16 .b8 bins[8192]; mov.u32 $0, bins; }")
@@ -57,7 +58,7 @@ def correct_rows(
     parts: int | None = None,
     shared: bool | None = None,
 ) -> Tensor:
-    """Correct rows `(rows, n)`, contiguous, towards a curve `(3, m)`; `trueup.kernels.plain` says what that means.
+    """As `plain.correct_rows`, but that denormal values count as zeros.
 
     `parts` cuts each row into as many; None chooses. `shared` says whether PTX can be used; None asks.
     """
@@ -69,32 +70,37 @@ def correct_rows(
         return x.relu() if relu else x.clone()
     m = curve.shape[1]
     plan = _plan(rows, n, x.device, parts, shared)
-    parts, shared = plan.parts, plan.shared
     bins = BINS if relu else 2 * BINS
     sums = x.new_empty(rows * plan.segments, dtype=torch.float32)
     counts = table = sums  # in shared memory, if that is where one program does it all
-    if parts > 1 or not shared:
-        counts = x.new_empty(rows * parts * bins, dtype=torch.int32)
+    if plan.parts > 1 or not plan.shared:
+        counts = x.new_empty(rows * plan.parts * bins, dtype=torch.int32)
         table = x.new_empty(rows * bins, dtype=torch.float32)
-    if not shared:
+    if not plan.shared:
         counts.zero_()
-    passes = {"RELU": relu, "BINS": bins, "BLOCK": BLOCK, "SEGMENT": SEGMENT, "SHARED": shared}
-    tabulating = {"KEEP": keep, "SPARSE": sparse, "SEGMENTS": plan.vector, "SEARCH": (m - 2).bit_length(), **TABULATING}
-    if parts == 1:
-        _correct_whole[(rows,)](x, out, curve, sums, counts, table, n, m, step, plan.segments, **passes, **tabulating)
+    passes = (relu, bins, BLOCK, SEGMENT, plan.shared)
+    rule = (keep, sparse, plan.vector, (m - 2).bit_length())
+    if plan.parts == 1:
+        _launch(
+            _correct_whole, (rows, 1, 1), (x, curve, out, sums, counts, table), (n, m, plan.segments), (step,),
+            (*passes, *rule), maxnreg=REGISTERS,
+        )  # fmt: skip
         return out
     split = (n, m, plan.segments, plan.each)
-    _count_parts[(parts, rows)](x, curve, sums, counts, *split, **passes, num_warps=WARPS)
-    _tabulate_rows[(rows,)](
-        curve, sums, counts, table, n, m, step, plan.segments, parts, RELU=relu, BINS=bins, **tabulating
-    )
-    _map_parts[(parts, rows)](x, out, curve, table, *split, **passes, num_warps=WARPS)
+    grid = (plan.parts, rows, 1)
+    _launch(_count_parts, grid, (x, curve, sums, counts), split, (), passes)
+    _launch(
+        _tabulate_rows, (SLICES, rows, 1), (sums, curve, counts, table), (n, m, plan.segments, plan.parts), (step,),
+        (relu, bins, bins // SLICES, SEGMENT, *rule),
+    )  # fmt: skip
+    _launch(_map_parts, grid, (x, curve, out, table), split, (), passes)
     return out
 
 
 class _Plan(NamedTuple):
-    """How the work is shared out: each row in `parts` of `each` out of `segments`, which fit a vector of length
-    `vector`; and whether shared memory is used.
+    """How the work is shared out: each row in `parts` of `each` of its `segments`.
+
+    `vector` is the length of a vector that holds all segments, `shared` whether shared memory can be used.
     """
 
     parts: int
@@ -104,36 +110,66 @@ class _Plan(NamedTuple):
     shared: bool
 
 
-@functools.lru_cache(maxsize=1024)  # of the time that a launch takes on the host, this would be a part
+@functools.lru_cache(maxsize=1024)
 def _plan(rows: int, n: int, device: torch.device, parts: int | None, shared: bool | None) -> _Plan:
-    shared = device.type == "cuda" and torch.version.cuda is not None if shared is None else shared
+    if shared is None:
+        shared = device.type == "cuda" and torch.version.cuda is not None
     segments = -(-n // SEGMENT)
     if parts is None:
-        programs = 1
-        if n > WHOLE and device.type == "cuda":
-            programs = PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
-        # One program or several must depend on the length alone: their means are summed in different orders.
-        parts = max(-(-programs // rows), 2) if n > WHOLE else 1
-    each = -(-segments // min(parts, segments))
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        parts = 1 if rows >= processors and n <= WHOLE else -(-PROGRAMS_PER_PROCESSOR * processors // rows)
+    each = -(-segments // min(parts, segments, PARTS))
     return _Plan(-(-segments // each), each, segments, 1 << (segments - 1).bit_length(), shared)
+
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def _launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    tensors: tuple[Tensor, ...],
+    integers: tuple[int, ...],
+    floats: tuple[float, ...],
+    constants: tuple[Any, ...],
+    **options: int,
+) -> None:
+    """`kernel[grid](*tensors, *integers, *floats, *constants)`, without the time that Triton takes to look it up.
+
+    That is 100 microseconds on the host, more than most layers take on a GPU. What it compiled is kept here by
+    all that it may have been specialised on: types, device, alignment and integers; but the first two tensors are
+    allocated here, and so aligned.
+    """
+    x, curve = tensors[:2]
+    aligned = x.data_ptr() % 16 == 0, curve.data_ptr() % 16 == 0
+    key = (kernel, x.dtype, x.device, aligned, integers, constants)
+    if (compiled := _compiled.get(key)) is None:
+        compiled = kernel[grid](*tensors, *integers, *floats, *constants, num_warps=WARPS, **options)
+        if compiled is not None:  # as it is in the interpreter
+            _compiled[key] = compiled
+    else:
+        compiled[grid](*tensors, *integers, *floats, *constants)
 
 
 @triton.jit
 def _correct_whole(
-    x, out, curve, sums, counts, table, n, m, step, segments,
-    KEEP: tl.constexpr, SPARSE: tl.constexpr, RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
-    SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, SEARCH: tl.constexpr, SHARED: tl.constexpr,
+    x, curve, out, sums, counts, table, n, m, segments, step,
+    RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
+    KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x += row * n
     sums += row * segments
     table += row * BINS
-    bottom = _bottom(curve, m)
+    offset = _offset_exponent(curve, m)
     memory = _memory(BINS, SHARED)
-    counted = _count(x, sums, counts + row * BINS, memory, bottom, n, 0, segments, RELU, BINS, BLOCK, SEGMENT, SHARED)
-    shift = _tabulate(counted, _mean(sums, segments, SEGMENTS), curve, n, m, step, KEEP, SPARSE, RELU, BINS, SEARCH)
-    _keep_table(shift, table, memory, BINS, SHARED)
-    _map(x, out + row * n, table, memory, bottom, n, 0, segments, RELU, BINS, BLOCK, SEGMENT, SHARED)
+    counted = _count(x, sums, counts + row * BINS, memory, offset, n, 0, segments, RELU, BINS, BLOCK, SEGMENT, SHARED)
+    index = tl.arange(0, BINS)
+    counted += tl.where(index == _zero(RELU), n - segments * SEGMENT, 0)
+    mean = _mean(sums, segments, SEGMENTS)
+    shift = _tabulate(index, counted, 0, mean, curve, n, m, step, KEEP, SPARSE, RELU, BINS, SEARCH)
+    _remember(shift, table, memory, BINS, SHARED)
+    _map(x, out + row * n, table, memory, offset, n, 0, segments, RELU, BINS, BLOCK, SEGMENT, SHARED)
 
 
 @triton.jit
@@ -145,7 +181,7 @@ def _count_parts(
     row = tl.program_id(1).to(tl.int64)
     counts += (row * tl.num_programs(0) + part) * BINS
     counted = _count(
-        x + row * n, sums + row * segments, counts, _memory(BINS, SHARED), _bottom(curve, m), n,
+        x + row * n, sums + row * segments, counts, _memory(BINS, SHARED), _offset_exponent(curve, m), n,
         part * each, tl.minimum((part + 1) * each, segments), RELU, BINS, BLOCK, SEGMENT, SHARED,
     )  # fmt: skip
     if SHARED:
@@ -154,65 +190,81 @@ def _count_parts(
 
 @triton.jit
 def _tabulate_rows(
-    curve, sums, counts, table, n, m, step, segments, parts,
-    KEEP: tl.constexpr, SPARSE: tl.constexpr, RELU: tl.constexpr, BINS: tl.constexpr, SEGMENTS: tl.constexpr,
-    SEARCH: tl.constexpr,
+    sums, curve, counts, table, n, m, segments, parts, step,
+    RELU: tl.constexpr, BINS: tl.constexpr, SLICE: tl.constexpr, SEGMENT: tl.constexpr,
+    KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    counts += row * parts * BINS + tl.arange(0, BINS)
-    counted = tl.zeros([BINS], tl.int32)
+    begin = tl.program_id(0) * SLICE
+    row = tl.program_id(1).to(tl.int64)
+    counts += row * parts * BINS
+    index = begin + tl.arange(0, SLICE)
+    every = tl.arange(0, BINS)
+    counted = tl.zeros([SLICE], tl.int32)
+    before = tl.zeros([BINS], tl.int32)
     for part in range(parts):
-        counted += tl.load(counts + part * BINS)
+        counted += tl.load(counts + part * BINS + index)
+        before += tl.load(counts + part * BINS + every, mask=every < begin, other=0)
+    padding = segments * SEGMENT - n
+    counted -= tl.where(index == _zero(RELU), padding, 0)
+    first = tl.sum(before) - tl.where(begin > _zero(RELU), padding, 0)
     mean = _mean(sums + row * segments, segments, SEGMENTS)
-    shift = _tabulate(counted, mean, curve, n, m, step, KEEP, SPARSE, RELU, BINS, SEARCH)
-    tl.store(table + row * BINS + tl.arange(0, BINS), shift)
+    shift = _tabulate(index, counted, first, mean, curve, n, m, step, KEEP, SPARSE, RELU, BINS, SEARCH)
+    tl.store(table + row * BINS + index, shift)
 
 
 @triton.jit
 def _map_parts(
-    x, out, curve, table, n, m, segments, each,
+    x, curve, out, table, n, m, segments, each,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    part = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
+    # Backwards: what was counted last may still be in the cache.
+    part = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     table += row * BINS
     memory = _memory(BINS, SHARED)
     if SHARED:
-        _keep_table(tl.load(table + tl.arange(0, BINS)), table, memory, BINS, SHARED)
+        _remember(tl.load(table + tl.arange(0, BINS)), table, memory, BINS, SHARED)
     _map(
-        x + row * n, out + row * n, table, memory, _bottom(curve, m), n, part * each,
-        tl.minimum((part + 1) * each, segments), RELU, BINS, BLOCK, SEGMENT, SHARED,
+        x + row * n, out + row * n, table, memory, _offset_exponent(curve, m), n,
+        part * each, tl.minimum((part + 1) * each, segments), RELU, BINS, BLOCK, SEGMENT, SHARED,
     )  # fmt: skip
 
 
 @triton.jit
 def _memory(BINS: tl.constexpr, SHARED: tl.constexpr):
     """The address of the program's bins in shared memory."""
-    if SHARED:
-        if BINS == 2048:
-            return tl.inline_asm_elementwise(_MEMORY_2048, "=r,r", [0], tl.int32, is_pure=False, pack=1)
-        return tl.inline_asm_elementwise(_MEMORY_4096, "=r,r", [0], tl.int32, is_pure=False, pack=1)
-    return 0
+    if not SHARED:
+        return 0
+    if BINS == 2048:
+        return tl.inline_asm_elementwise(_MEMORY_2048, "=r,r", [0], tl.int32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(_MEMORY_4096, "=r,r", [0], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def _bottom(curve, m):
-    """The exponent at which the window of fine bins begins: 18 octaves below the target's largest value."""
+def _offset_exponent(curve, m):
+    """As `bins.offset_exponent`."""
     first = tl.abs(tl.load(curve + m).to(tl.float32))
     last = tl.abs(tl.load(curve + 2 * m - 1).to(tl.float32))
     exponent = tl.maximum(first, last).to(tl.int32, bitcast=True) >> 23
-    return tl.minimum(tl.maximum(exponent - _BELOW, 0), _EXPONENTS - _WINDOW)
+    return tl.minimum(tl.maximum(exponent - _BELOW, _OUTSIDE), 255 - _OCTAVES)
 
 
 @triton.jit
-def _bin(a, bottom, SIGNED: tl.constexpr):
-    """The bin of each value: as `plain.bin_of`."""
+def _zero(RELU: tl.constexpr):
+    """The bin of zero."""
+    return 0 if RELU else _HALF
+
+
+@triton.jit
+def _bin(a, offset, SIGNED: tl.constexpr):
+    """The bin of each value: as `plain.bin_of`, but that denormal values share that of zero."""
     bits = a.to(tl.int32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF if SIGNED else bits
-    coarse = magnitude >> _COARSE_SHIFT
-    coarse = tl.maximum(tl.minimum(coarse, bottom * _COARSE), coarse - _COARSE * _WINDOW)
-    fine = tl.minimum(tl.maximum((magnitude >> _FINE_SHIFT) - bottom * _FINE, 0), _FINE * _WINDOW)
-    index = coarse + fine
+    size = bits & 0x7FFFFFFF if SIGNED else bits
+    coarse = size >> 23
+    coarse = tl.maximum(tl.minimum(coarse, offset - _OUTSIDE), coarse - _SPAN)
+    far = size.to(tl.float32, bitcast=True) + (offset << 23).to(tl.float32, bitcast=True)
+    fine = (far.to(tl.int32, bitcast=True) >> _SHIFT) - offset * _FINE
+    index = coarse + tl.minimum(fine, _FINE * _OCTAVES)
     return _HALF + tl.where(bits < 0, -index, index) if SIGNED else index
 
 
@@ -227,39 +279,33 @@ def _load(x, start, n, RELU: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count(
-    x, sums, counts, memory, bottom, n, first, last,
+    x, sums, counts, memory, offset, n, first, last,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Count the values of some segments, and store the mean that each contributes. Padding counts as zeros."""
+    """Count the values of some segments, and store what each adds to the mean. Padding is counted as zeros."""
+    every = tl.arange(0, BINS)
     if SHARED:
-        tl.inline_asm_elementwise(
-            _PUT,
-            "=r,r,r",
-            [memory + 4 * tl.arange(0, BINS), tl.zeros([BINS], tl.int32)],
-            tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        nothing = tl.zeros([BINS], tl.int32)
+        tl.inline_asm_elementwise(_PUT, "=r,r,r", [memory + 4 * every, nothing], tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
-    scale = 1.0 / n
+    share = 1.0 / n
     for segment in range(first, last):
         total = tl.zeros([BLOCK], tl.float32)
-        for offset in tl.static_range(0, SEGMENT, BLOCK):
-            _, a = _load(x, segment * SEGMENT + offset, n, RELU, BLOCK)
-            total += a * scale  # not the sum: that of huge values would overflow
-            index = _bin(a, bottom, not RELU)
+        for begin in tl.static_range(0, SEGMENT, BLOCK):
+            _, a = _load(x, segment * SEGMENT + begin, n, RELU, BLOCK)
+            total += a * share  # not the sum: that of huge values would overflow
+            index = _bin(a, offset, not RELU)
             if SHARED:
                 tl.inline_asm_elementwise(_ADD, "=r,r", [memory + 4 * index], tl.int32, is_pure=False, pack=1)
             else:
                 tl.atomic_add(counts + index, 1)
         tl.store(sums + segment, tl.sum(total))
     tl.debug_barrier()
-    at = tl.arange(0, BINS)
     if SHARED:
-        counted = tl.inline_asm_elementwise(_GET, "=r,r", [memory + 4 * at], tl.int32, is_pure=False, pack=1)
+        counted = tl.inline_asm_elementwise(_GET, "=r,r", [memory + 4 * every], tl.int32, is_pure=False, pack=1)
         tl.debug_barrier()  # the memory is used again
     else:
-        counted = tl.load(counts + at, volatile=True)
+        counted = tl.load(counts + every, volatile=True)
     return counted
 
 
@@ -271,15 +317,14 @@ def _mean(sums, segments, SEGMENTS: tl.constexpr):
 
 @triton.jit
 def _tabulate(
-    counted, mean, curve, n, m, step,
+    index, counted, first, mean, curve, n, m, step,
     KEEP: tl.constexpr, SPARSE: tl.constexpr, RELU: tl.constexpr, BINS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
-    """From counts to what is added to the values of a bin; in the last, an empty one, what values are multiplied by."""
-    index = tl.arange(0, BINS)
-    zero = 0 if RELU else _HALF
-    counted = tl.where(index == zero, 0, counted)
-    counted = tl.where(index == zero, n - tl.sum(counted), counted)  # not the padding
-    after = tl.cumsum(counted)
+    """What is added to the values of some bins, `first` being the rank at which they begin.
+
+    The last bin of all, which no value falls into, holds what values are multiplied by.
+    """
+    after = first + tl.cumsum(counted)
     ranks = tl.full([], n - 1, tl.float64)
     only = tl.where(ranks > 0, 0.0, 0.5)  # a single value is likened to the median
     ranks = tl.maximum(ranks, 1.0)
@@ -293,22 +338,11 @@ def _tabulate(
     if KEEP:
         ends = tl.load(curve + m) + tl.load(curve + 2 * m - 1)
         goal += (mean - (tl.load(curve + 3 * m - 1) * ranks + 0.5 * ends) / n).to(tl.float32)
-    moves = tl.abs(mean) < float("inf")
+    moves = tl.abs(mean) < float("inf")  # a row with NaN or infinity does not
     shift = tl.where(moves, step * goal, 0.0)
     if SPARSE:
-        shift = tl.where(index == zero, 0.0, shift)
+        shift = tl.where(index == _zero(RELU), 0.0, shift)
     return tl.where(index == BINS - 1, tl.where(moves, 1.0 - step, 1.0), shift)
-
-
-@triton.jit
-def _keep_table(shift, table, memory, BINS: tl.constexpr, SHARED: tl.constexpr):
-    at = tl.arange(0, BINS)
-    if SHARED:
-        found = shift.to(tl.int32, bitcast=True)
-        tl.inline_asm_elementwise(_PUT, "=r,r,r", [memory + 4 * at, found], tl.int32, is_pure=False, pack=1)
-    else:
-        tl.store(table + at, shift)
-    tl.debug_barrier()
 
 
 @triton.jit
@@ -328,25 +362,34 @@ def _read(curve, at, m, SEARCH: tl.constexpr):
 
 
 @triton.jit
+def _remember(shift, table, memory, BINS: tl.constexpr, SHARED: tl.constexpr):
+    every = tl.arange(0, BINS)
+    if SHARED:
+        bits = shift.to(tl.int32, bitcast=True)
+        tl.inline_asm_elementwise(_PUT, "=r,r,r", [memory + 4 * every, bits], tl.int32, is_pure=False, pack=1)
+    else:
+        tl.store(table + every, shift)
+    tl.debug_barrier()
+
+
+@triton.jit
 def _map(
-    x, out, table, memory, bottom, n, first, last,
+    x, out, table, memory, offset, n, first, last,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """What each value of some segments becomes."""
-    if SHARED:
-        rest = tl.inline_asm_elementwise(_GET, "=r,r", [memory + 4 * (BINS - 1)], tl.int32, is_pure=False, pack=1)
-        rest = rest.to(tl.float32, bitcast=True)
-    else:
-        rest = tl.load(table + BINS - 1)
+    rest = _look_up(table, memory, BINS - 1, SHARED)
     for start in range(first * SEGMENT, tl.minimum(last * SEGMENT, n), BLOCK):
         at, a = _load(x, start, n, RELU, BLOCK)
-        index = _bin(a, bottom, not RELU)
-        if SHARED:
-            found = tl.inline_asm_elementwise(_GET, "=r,r", [memory + 4 * index], tl.int32, is_pure=False, pack=1)
-            shift = found.to(tl.float32, bitcast=True)
-        else:
-            shift = tl.load(table + index)
-        moved = a * rest + shift
+        moved = a * rest + _look_up(table, memory, _bin(a, offset, not RELU), SHARED)
         if out.dtype.element_ty == tl.float16:  # a target may lie beyond what float16 holds
             moved = tl.where(tl.abs(a) < float("inf"), tl.minimum(tl.maximum(moved, -65504.0), 65504.0), a)
         tl.store(out + at, moved.to(out.dtype.element_ty), mask=at < n)
+
+
+@triton.jit
+def _look_up(table, memory, index, SHARED: tl.constexpr):
+    if SHARED:
+        bits = tl.inline_asm_elementwise(_GET, "=r,r", [memory + 4 * index], tl.int32, is_pure=False, pack=1)
+        return bits.to(tl.float32, bitcast=True)
+    return tl.load(table + index)
