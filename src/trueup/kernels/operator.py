@@ -57,11 +57,11 @@ def _in_memory_order(x: Tensor) -> Tensor | None:
 
     A distribution does not know the order of its values, so that channels-last needs no copy.
     """
-    if not x.is_contiguous():
-        x = x.permute(0, *sorted(range(1, x.dim()), key=x.stride, reverse=True))
-        if not x.is_contiguous():
-            return None
-    return x.view(x.shape[0], -1)
+    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    if not dense and not x.permute(0, *sorted(range(1, x.dim()), key=x.stride, reverse=True)).is_contiguous():
+        return None
+    n = x.numel() // x.shape[0]
+    return x.as_strided((x.shape[0], n), (n, 1))
 
 
 @functools.cache
@@ -86,8 +86,9 @@ def _on_cpu(*arguments: Any) -> Tensor:
     return _correct(_cpu_rows(), *arguments)
 
 
-def _on_cuda(*arguments: Any) -> Tensor:
-    return _correct(_cuda_rows(), *arguments)
+def _on_cuda(x: Tensor, *arguments: Any) -> Tensor:
+    with torch.cuda.device(x.device):  # where Triton launches
+        return _correct(_cuda_rows(), x, *arguments)
 
 
 def _anywhere(*arguments: Any) -> Tensor:

@@ -69,86 +69,95 @@ def correct_rows(
     if n == 1 and keep:  # a single value is its own mean
         return x.relu() if relu else x.clone()
     m = curve.shape[1]
-    plan = _plan(rows, n, x.device, parts, shared)
-    bins = BINS if relu else 2 * BINS
+    aligned = x.data_ptr() % 16 == 0 and curve.data_ptr() % 16 == 0
+    plan = _plan(rows, n, m, x.dtype, x.device, relu, keep, sparse, aligned, parts, shared)
     sums = x.new_empty(rows * plan.segments, dtype=torch.float32)
     counts = table = sums  # in shared memory, if that is where one program does it all
     if plan.parts > 1 or not plan.shared:
-        counts = x.new_empty(rows * plan.parts * bins, dtype=torch.int32)
-        table = x.new_empty(rows * bins, dtype=torch.float32)
+        counts = x.new_empty(rows * plan.parts * plan.bins, dtype=torch.int32)
+        table = x.new_empty(rows * plan.bins, dtype=torch.float32)
     if not plan.shared:
         counts.zero_()
-    passes = (relu, bins, BLOCK, SEGMENT, plan.shared)
-    rule = (keep, sparse, plan.vector, (m - 2).bit_length())
     if plan.parts == 1:
-        _launch(
-            _correct_whole, (rows, 1, 1), (x, curve, out, sums, counts, table), (n, m, plan.segments), (step,),
-            (*passes, *rule), maxnreg=REGISTERS,
-        )  # fmt: skip
-        return out
-    split = (n, m, plan.segments, plan.each)
-    grid = (plan.parts, rows, 1)
-    _launch(_count_parts, grid, (x, curve, sums, counts), split, (), passes)
-    _launch(
-        _tabulate_rows, (SLICES, rows, 1), (sums, curve, counts, table), (n, m, plan.segments, plan.parts), (step,),
-        (relu, bins, bins // SLICES, SEGMENT, *rule),
-    )  # fmt: skip
-    _launch(_map_parts, grid, (x, curve, out, table), split, (), passes)
+        plan.correct_whole(x, curve, out, sums, counts, table, n, m, plan.segments, step)
+    else:
+        plan.count_parts(x, curve, sums, counts, n, m, plan.segments, plan.each)
+        plan.tabulate_rows(curve, sums, counts, table, n, m, plan.segments, plan.parts, step)
+        plan.map_parts(x, curve, out, table, n, m, plan.segments, plan.each)
     return out
 
 
 class _Plan(NamedTuple):
-    """How the work is shared out: each row in `parts` of `each` of its `segments`.
-
-    `vector` is the length of a vector that holds all segments, `shared` whether shared memory can be used.
-    """
+    """How the work is shared out, each row in `parts` of `each` of its `segments`, and the kernels that do it."""
 
     parts: int
     each: int
     segments: int
-    vector: int
+    bins: int
     shared: bool
+    correct_whole: _Launch
+    count_parts: _Launch
+    tabulate_rows: _Launch
+    map_parts: _Launch
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(rows: int, n: int, device: torch.device, parts: int | None, shared: bool | None) -> _Plan:
+def _plan(
+    rows: int,
+    n: int,
+    m: int,
+    _dtype: torch.dtype,
+    device: torch.device,
+    relu: bool,
+    keep: bool,
+    sparse: bool,
+    _aligned: bool,
+    parts: int | None,
+    shared: bool | None,
+) -> _Plan:
+    """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there."""
     if shared is None:
         shared = device.type == "cuda" and torch.version.cuda is not None
     segments = -(-n // SEGMENT)
     if parts is None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        parts = 1 if rows >= processors and n <= WHOLE else -(-PROGRAMS_PER_PROCESSOR * processors // rows)
+        programs = PROGRAMS_PER_PROCESSOR * processors
+        parts = 1 if rows >= processors and n <= WHOLE else -(-programs // rows)
     each = -(-segments // min(parts, segments, PARTS))
-    return _Plan(-(-segments // each), each, segments, 1 << (segments - 1).bit_length(), shared)
+    parts = -(-segments // each)
+    bins = BINS if relu else 2 * BINS
+    passes = (relu, bins, BLOCK, SEGMENT, shared)
+    rule = (keep, sparse, 1 << (segments - 1).bit_length(), (m - 2).bit_length())
+    return _Plan(
+        parts,
+        each,
+        segments,
+        bins,
+        shared,
+        _Launch(_correct_whole, (rows, 1, 1), (*passes, *rule), maxnreg=REGISTERS),
+        _Launch(_count_parts, (parts, rows, 1), passes),
+        _Launch(_tabulate_rows, (SLICES, rows, 1), (relu, bins, bins // SLICES, SEGMENT, *rule)),
+        _Launch(_map_parts, (parts, rows, 1), passes),
+    )
 
 
-_compiled: dict[tuple[Any, ...], Any] = {}
+class _Launch:
+    """`kernel[grid](*arguments, *constants)`, always with arguments that Triton would compile the same code for.
 
-
-def _launch(
-    kernel: Any,
-    grid: tuple[int, int, int],
-    tensors: tuple[Tensor, ...],
-    integers: tuple[int, ...],
-    floats: tuple[float, ...],
-    constants: tuple[Any, ...],
-    **options: int,
-) -> None:
-    """`kernel[grid](*tensors, *integers, *floats, *constants)`, without the time that Triton takes to look it up.
-
-    That is 100 microseconds on the host, more than most layers take on a GPU. What it compiled is kept here by
-    all that it may have been specialised on: types, device, alignment and integers; but the first two tensors are
-    allocated here, and so aligned.
+    To find that out again each time takes Triton longer, on the host, than most layers take on a GPU.
     """
-    x, curve = tensors[:2]
-    aligned = x.data_ptr() % 16 == 0, curve.data_ptr() % 16 == 0
-    key = (kernel, x.dtype, x.device, aligned, integers, constants)
-    if (compiled := _compiled.get(key)) is None:
-        compiled = kernel[grid](*tensors, *integers, *floats, *constants, num_warps=WARPS, **options)
-        if compiled is not None:  # as it is in the interpreter
-            _compiled[key] = compiled
-    else:
-        compiled[grid](*tensors, *integers, *floats, *constants)
+
+    def __init__(self, kernel: Any, grid: tuple[int, int, int], constants: tuple[Any, ...], **options: int) -> None:
+        self.kernel, self.grid, self.constants, self.options = kernel, grid, constants, options
+        self.compiled: Any = None
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.compiled is None:
+            compiled = self.kernel[self.grid](*arguments, *self.constants, num_warps=WARPS, **self.options)
+            if compiled is not None:  # as it is in the interpreter
+                self.compiled = compiled[self.grid]
+        else:
+            self.compiled(*arguments, *self.constants)
 
 
 @triton.jit
@@ -190,7 +199,7 @@ def _count_parts(
 
 @triton.jit
 def _tabulate_rows(
-    sums, curve, counts, table, n, m, segments, parts, step,
+    curve, sums, counts, table, n, m, segments, parts, step,
     RELU: tl.constexpr, BINS: tl.constexpr, SLICE: tl.constexpr, SEGMENT: tl.constexpr,
     KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
