@@ -127,16 +127,17 @@ def _plan(
     parts = -(-segments // each)
     bins = BINS if relu else 2 * BINS
     passes = (relu, bins, BLOCK, SEGMENT, shared)
-    rule = (keep, sparse, 1 << (segments - 1).bit_length(), (m - 2).bit_length())
+    rule = (keep, sparse, 1 << (segments - 1).bit_length())
+    bits = (m - 2).bit_length()
     return _Plan(
         parts,
         each,
         segments,
         bins,
         shared,
-        _Launch(_correct_whole, (rows, 1, 1), (*passes, *rule), maxnreg=REGISTERS),
+        _Launch(_correct_whole, (rows, 1, 1), (*passes, *rule, 2, bits), maxnreg=REGISTERS),
         _Launch(_count_parts, (parts, rows, 1), passes),
-        _Launch(_tabulate_rows, (SLICES, rows, 1), (relu, bins, bins // SLICES, SEGMENT, *rule)),
+        _Launch(_tabulate_rows, (SLICES, rows, 1), (relu, bins, bins // SLICES, SEGMENT, *rule, 4, -(-bits // 2))),
         _Launch(_map_parts, (parts, rows, 1), passes),
     )
 
@@ -164,7 +165,7 @@ class _Launch:
 def _correct_whole(
     x, curve, out, sums, counts, table, n, m, segments, step,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
-    KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, SEARCH: tl.constexpr,
+    KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, WAYS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x += row * n
@@ -176,7 +177,7 @@ def _correct_whole(
     index = tl.arange(0, BINS)
     counted += tl.where(index == _zero(RELU), n - segments * SEGMENT, 0)
     mean = _mean(sums, segments, SEGMENTS)
-    shift = _tabulate(index, counted, 0, mean, curve, n, m, step, KEEP, SPARSE, RELU, BINS, SEARCH)
+    shift = _tabulate(index, counted, 0, mean, curve, n, m, step, KEEP, SPARSE, RELU, BINS, WAYS, SEARCH)
     _remember(shift, table, memory, BINS, SHARED)
     _map(x, out + row * n, table, memory, offset, n, 0, segments, RELU, BINS, BLOCK, SEGMENT, SHARED)
 
@@ -201,7 +202,7 @@ def _count_parts(
 def _tabulate_rows(
     curve, sums, counts, table, n, m, segments, parts, step,
     RELU: tl.constexpr, BINS: tl.constexpr, SLICE: tl.constexpr, SEGMENT: tl.constexpr,
-    KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, SEARCH: tl.constexpr,
+    KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, WAYS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
     begin = tl.program_id(0) * SLICE
     row = tl.program_id(1).to(tl.int64)
@@ -210,14 +211,14 @@ def _tabulate_rows(
     every = tl.arange(0, BINS)
     counted = tl.zeros([SLICE], tl.int32)
     before = tl.zeros([BINS], tl.int32)
-    for part in range(parts):
+    for part in tl.range(parts, loop_unroll_factor=8):  # so that loads do not wait for each other
         counted += tl.load(counts + part * BINS + index)
         before += tl.load(counts + part * BINS + every, mask=every < begin, other=0)
     padding = segments * SEGMENT - n
     counted -= tl.where(index == _zero(RELU), padding, 0)
     first = tl.sum(before) - tl.where(begin > _zero(RELU), padding, 0)
     mean = _mean(sums + row * segments, segments, SEGMENTS)
-    shift = _tabulate(index, counted, first, mean, curve, n, m, step, KEEP, SPARSE, RELU, BINS, SEARCH)
+    shift = _tabulate(index, counted, first, mean, curve, n, m, step, KEEP, SPARSE, RELU, BINS, WAYS, SEARCH)
     tl.store(table + row * BINS + index, shift)
 
 
@@ -327,7 +328,8 @@ def _mean(sums, segments, SEGMENTS: tl.constexpr):
 @triton.jit
 def _tabulate(
     index, counted, first, mean, curve, n, m, step,
-    KEEP: tl.constexpr, SPARSE: tl.constexpr, RELU: tl.constexpr, BINS: tl.constexpr, SEARCH: tl.constexpr,
+    KEEP: tl.constexpr, SPARSE: tl.constexpr, RELU: tl.constexpr, BINS: tl.constexpr, WAYS: tl.constexpr,
+    SEARCH: tl.constexpr,
 ):  # fmt: skip
     """What is added to the values of some bins, `first` being the rank at which they begin.
 
@@ -339,9 +341,9 @@ def _tabulate(
     ranks = tl.maximum(ranks, 1.0)
     level = 1.0 / ranks
     # The sum of the target over the ranks of a bin: its integral from the first to the last, and half of both ends.
-    low, below_low = _read(curve, (after - counted) * level + only, m, SEARCH)
+    low, below_low = _read(curve, (after - counted) * level + only, m, WAYS, SEARCH)
     total = 0.5 * low - below_low * ranks
-    high, below_high = _read(curve, (after - 1) * level + only, m, SEARCH)
+    high, below_high = _read(curve, (after - 1) * level + only, m, WAYS, SEARCH)
     total += 0.5 * high + below_high * ranks
     goal = total.to(tl.float32) / tl.maximum(counted, 1).to(tl.float32)
     if KEEP:
@@ -355,12 +357,17 @@ def _tabulate(
 
 
 @triton.jit
-def _read(curve, at, m, SEARCH: tl.constexpr):
-    """The quantile function and its integral at some levels, by bisection for the knot to the left."""
+def _read(curve, at, m, WAYS: tl.constexpr, SEARCH: tl.constexpr):
+    """The quantile function and its integral at some levels.
+
+    The knot to the left is sought by bisection, or among `WAYS` at a time: loads that need not wait for each other.
+    """
     left = tl.zeros_like(at).to(tl.int32)
-    for bit in tl.static_range(SEARCH):
-        middle = tl.minimum(left + (1 << (SEARCH - 1 - bit)), m - 2)
-        left = tl.where(tl.load(curve + middle) <= at, middle, left)
+    for digit in tl.static_range(SEARCH):
+        begin = left
+        for way in tl.static_range(1, WAYS):
+            knot = tl.minimum(begin + way * WAYS ** (SEARCH - 1 - digit), m - 2)
+            left = tl.where(tl.load(curve + knot) <= at, knot, left)
     level = tl.load(curve + left)
     value = tl.load(curve + m + left)
     rise = (tl.load(curve + m + left + 1) - value).to(tl.float32)
