@@ -1,11 +1,11 @@
 """The bins in which values are counted: taken from a float32's own bits, so that no pass is needed to find a range.
 
-A positive float's bits, read as an integer, grow with it, and their upper part is a logarithmic bin. Activations are not
-that small: it is the difference from the target that counts, not the digits of a value near zero. So the bins are those
-of `|a| + offset`, with an `offset` of an eighth to a sixteenth of the target's largest value, 256 to an octave: of one
-width up to the offset, 1/256 of it, and beyond that 0.2 to 0.4 % wide, over seven octaves, to eight to sixteen times the
-target's largest value. What lies outside is told apart by its exponent alone, down to the denormals and up to the largest
-float. Where a row may be negative, its bins are mirrored about that of zero.
+A positive float's bits, read as an integer, grow with it, and their upper part is a logarithmic bin. That is finer than
+need be near zero, where a difference counts and digits do not. So the bins are those of `|a| + offset`, 256 to an
+octave, with an `offset` of an eighth to a sixteenth of the target's largest value: they have one width up to the offset,
+1/256 of it, and are 0.2 to 0.4 % wide beyond, over seven octaves, to eight to sixteen times the target's largest value.
+What lies outside is told apart by its exponent alone, down to the denormals and up to the largest float. Where a row may
+be negative, its bins are mirrored about that of zero.
 """
 
 from __future__ import annotations
