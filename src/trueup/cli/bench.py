@@ -27,7 +27,7 @@ def bench(
     import torch
 
     from trueup.performance import CASES, read_rows, write_rows
-    from trueup.performance.rows import device_name
+    from trueup.performance.rows import device_name, measured_on
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = device_name(place).lower().replace("nvidia ", "").replace(" ", "_")
@@ -41,7 +41,7 @@ def bench(
     console = Console()
     for case in chosen:
         with console.status(case.name):
-            rows = [row.on(place) for row in case.measure(place)]
+            rows = [measured_on(place, row) for row in case.measure(place)]
         write_rows(path, rows)
         console.print(_table(rows))
     if figure is not None:

@@ -35,9 +35,10 @@ class Row:
     triton: str = ""
     numba: str = ""
 
-    def on(self, device: torch.device) -> Row:
-        """The same, saying where it was measured."""
-        return Row(**{**asdict(self), **_place(device)})
+
+def measured_on(device: torch.device, row: Row) -> Row:
+    """The same, saying where it was measured."""
+    return Row(**{**asdict(row), **_place(device)})
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

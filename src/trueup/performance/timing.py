@@ -35,14 +35,14 @@ def side_by_side(works: Mapping[str, Work], device: torch.device, *, seconds: fl
 
 def _time(work: Work, repeats: int, device: torch.device) -> float:
     if device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
         begin.record()
         for _ in range(repeats):
             work()
         end.record()
         torch.cuda.synchronize(device)
-        return begin.elapsed_time(end) / 1e3 / repeats
+        return float(begin.elapsed_time(end)) / 1e3 / repeats
     began = time.perf_counter()
     for _ in range(repeats):
         work()
@@ -61,7 +61,7 @@ def peak_memory(work: Work, device: torch.device) -> int:
 
 def captured(work: Work) -> Work:
     """The same work as a CUDA graph, replayed."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
