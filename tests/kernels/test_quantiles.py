@@ -52,7 +52,7 @@ def test_order_statistics_are_found_to_the_width_of_a_bin(backend, rows):
         # A quantile between two order statistics may be off by as much as the larger of them.
         above = functional.quantile(a.double().sort(dim=1).values.abs(), levels).maximum(exact.abs())
         neighbours = torch.nn.functional.max_pool1d(above[:, None], 3, 1, 1)[:, 0]
-        assert ((got - exact).abs() <= neighbours / 100 + largest / 4096 + 1e-44).all()
+        assert ((got - exact).abs() <= neighbours / 100 + largest / 4096 + 2e-38).all()  # denormals are not told apart
 
 
 def test_a_row_that_is_not_finite_has_no_quantiles():
@@ -69,11 +69,11 @@ def test_edges_are_where_bins_change():
     for exponent in (8, 60, 124, 200, 248):
         offset = torch.tensor([exponent], dtype=torch.int32)
         edges = bins.lower_edges(offset)
-        assert (edges.diff() >= 0).all()
-        inside = edges[(edges > 0) & edges.isfinite()].unique()
-        at, before = (plain.bin_of(x[None], offset, signed=False)[0] for x in (inside, inside.nextafter(inside * 0)))
-        assert (at > before).float().mean() > 0.99  # where the two scales meet, one edge is both's
-        assert edges[plain.bin_of(inside[None], offset, signed=False)[0]].equal(inside)
+        assert (edges[edges.isfinite()].diff() >= 0).all()
+        (wide,) = ((edges[1:] > edges[:-1]) & edges[1:].isfinite()).nonzero(as_tuple=True)
+        for part in (0.01, 0.5, 0.99):
+            values = torch.lerp(edges[wide], edges[wide + 1], part)
+            assert plain.bin_of(values[None], offset, signed=False)[0].equal(wide)
 
 
 def test_layout_does_not_matter():

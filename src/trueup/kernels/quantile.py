@@ -18,7 +18,8 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
 
     `rows` is `(batch, n)` of at most 32 bits. The minimum, the maximum and zeros are exact. Any other order statistic
     is where the values of its bin would lie if they were even: it is off by less than the bin is wide, which is 0.8 %
-    of it, or 1/4096 of the row's largest value where that is more. A row that is not finite gives NaN.
+    of it, or 1/4096 of the row's largest value where that is more. Denormals are not told apart. A row
+    that is not finite gives NaN.
     """
     return _backend(rows.device.type)(rows.float(), levels.double())
 
