@@ -27,7 +27,7 @@ everywhere = pytest.mark.parametrize("name", architectures.ALL)
 def corrected(name, correction=STRONG, method="auto"):
     model = make(name)
     correction = replace(correction, method=method)
-    return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8)), correction)
+    return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8), method=method), correction)
 
 
 def dark(count=8):

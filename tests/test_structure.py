@@ -33,6 +33,7 @@ LAYERS = {
     "demo": 8,
     "evaluation": 8,
     "experiments": 9,
+    "performance": 9,
     "figures": 10,
     "cli": 11,
     "__main__": 12,

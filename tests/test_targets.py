@@ -42,7 +42,7 @@ def test_the_stored_resolution_keeps_the_target_within_the_error_it_states():
     full = trueup.calibrate(model, [x], resolution=None)["1"]
     stated = []
     for resolution in (65, 257, 1025):
-        stored = trueup.calibrate(model, [x], resolution=resolution)["1"]
+        stored = trueup.calibrate(model, [x], resolution=resolution, method="sort")["1"]
         assert stored.target.shape == (resolution,)
         error = F.wasserstein(full.target[None], stored.order_statistics(8192)).item()
         assert 0 < error <= stored.compression_error
@@ -59,13 +59,13 @@ def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets_module, "SAMPLE", keep)
         patch.setattr("trueup._calibrate.SAMPLE", keep)
-        whole = trueup.calibrate(model, [x])
+        whole = trueup.calibrate(model, [x], method="sort")
         if shards:
-            merged = trueup.calibrate(model, parts[:1])
+            merged = trueup.calibrate(model, parts[:1], method="sort")
             for part in reversed(parts[1:]):
-                merged = trueup.calibrate(model, [part]) + merged
+                merged = trueup.calibrate(model, [part], method="sort") + merged
         else:
-            merged = trueup.calibrate(model, parts)
+            merged = trueup.calibrate(model, parts, method="sort")
     assert merged.images == whole.images == 24
     assert merged.sampled.equal(whole.sampled)
     for name in whole:
@@ -81,7 +81,7 @@ def test_the_sample_is_of_the_images_whose_content_hashes_lowest_and_their_own_q
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets_module, "SAMPLE", 3)
         patch.setattr("trueup._calibrate.SAMPLE", 3)
-        kept = trueup.calibrate(model, x.split(4))
+        kept = trueup.calibrate(model, x.split(4), method="sort")
         alone = {int(trueup.calibrate(model, [image[None]]).sampled): image for image in x}
     assert kept.sampled.tolist() == sorted(alone)[:3]
     for key, row in zip(kept.sampled.tolist(), kept["1"].sample, strict=True):
@@ -120,7 +120,7 @@ def test_one_batch_is_held_at_a_time():
 
 def test_unusual_is_the_share_of_clean_images_that_lie_closer():
     model, x = make("vgg"), images(200)
-    site = trueup.calibrate(model, [x])["1"]
+    site = trueup.calibrate(model, [x], method="sort")["1"]
     ordered = F.as_rows(first_site(model, x)).sort(dim=1).values
     distances = F.wasserstein(ordered, site.order_statistics(8192).float())
     ranks = distances.argsort().argsort() / 200

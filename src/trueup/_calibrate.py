@@ -6,11 +6,12 @@ import functools
 import hashlib
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import torch
 from torch import Tensor, distributed, nn
 
+from trueup.correction import Method
 from trueup.fingerprint import Fingerprint
 from trueup.graph import Options
 from trueup.probe import Probe
@@ -24,6 +25,7 @@ def calibrate(
     loader: Iterable[Any],
     *,
     resolution: int | None = RESOLUTION,
+    method: Method = "auto",
     **options: Unpack[Options],
 ) -> Targets:
     """Measure what the activations of `model` look like on clean data.
@@ -33,15 +35,22 @@ def calibrate(
     depend on the number of images. The model is not touched. Each site keeps `resolution` values of its quantile
     function, or with None every order statistic. `options` choose the sites: see `trueup.Options`.
 
+    With `method="sort"` these values are exact. `"auto"` and `"histogram"` read those of rows longer than `resolution`
+    from a histogram, which takes a fraction of the time: each image's quantiles are then within 0.4 % (or 1/4096 of its
+    largest activation), and minimum and maximum are exact. Double precision and `resolution=None` are always sorted.
+
     The result does not depend on how the images are cut into batches, and the targets of two parts of a data set add
     up to those of the whole. Where `torch.distributed` is initialised, call it on every rank: each gets the targets of
     all ranks' data.
     """
     if isinstance(loader, Tensor):
         raise TypeError("calibrate: the loader is a tensor, and would be taken image by image; give [images]")
+    if method not in get_args(Method):
+        raise ValueError(f"calibrate(method={method!r}): want one of {', '.join(get_args(Method))}")
     probe = Probe(model, **options)
     fingerprint = Fingerprint.of(probe.model)
-    parts = (_targets_of(probe, images, fingerprint, resolution) for images in probe.checked(_images(loader)))
+    exact = method == "sort"
+    parts = (_targets_of(probe, images, fingerprint, resolution, exact) for images in probe.checked(_images(loader)))
     shards = _of_all_ranks(_sum(parts))
     if (targets := _sum(shard for shard in shards if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
@@ -72,11 +81,11 @@ def _images(loader: Iterable[Any]) -> Iterator[Tensor]:
             yield images
 
 
-def _targets_of(probe: Probe, images: Tensor, fingerprint: Fingerprint, resolution: int | None) -> Targets:
+def _targets_of(probe: Probe, images: Tensor, fingerprint: Fingerprint, resolution: int | None, exact: bool) -> Targets:
     """The targets of one batch."""
     keys, order = _keys(images).sort(stable=True)
     sample = order[:SAMPLE]
-    sites = probe(images, lambda _, a: SiteTarget.of(a, resolution=resolution, sample=sample))
+    sites = probe(images, lambda _, a: SiteTarget.of(a, resolution=resolution, sample=sample, exact=exact))
     return Targets(sites, keys[:SAMPLE], fingerprint)
 
 

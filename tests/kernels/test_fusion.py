@@ -71,6 +71,7 @@ SPELLINGS = {
 @pytest.mark.parametrize(("model", "fused"), SPELLINGS.values(), ids=SPELLINGS.keys())
 def test_a_plain_relu_is_applied_by_the_correction_and_nothing_changes(model, fused):
     torch.manual_seed(0)
+    model.conv.reset_parameters()
     model = model.eval()
     targets = trueup.calibrate(model, [torch.randn(8, 3, 8, 8)])
     robust = trueup.correct(model, targets, FAST)

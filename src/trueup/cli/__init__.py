@@ -8,6 +8,7 @@ try:
 except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}: pip install 'trueup[cli]'") from error
 
+from trueup.cli.bench import bench
 from trueup.cli.corrupted import make_set, show
 from trueup.cli.data import get
 from trueup.cli.demo import show_demo
@@ -33,6 +34,7 @@ app.command()(train)
 app.command()(export)
 app.command()(evaluate)
 app.command()(reproduce)
+app.command()(bench)
 
 
 def main() -> None:

@@ -2,5 +2,6 @@
 
 from trueup.figures.demo import draw_demo
 from trueup.figures.paper import draw
+from trueup.figures.performance import draw_scaling
 
-__all__ = ["draw", "draw_demo"]
+__all__ = ["draw", "draw_demo", "draw_scaling"]

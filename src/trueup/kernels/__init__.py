@@ -11,5 +11,6 @@ One file a backend (`plain`: torch's own operators, on any device; `cpu`: numba;
 
 from trueup.kernels.curve import curve_of
 from trueup.kernels.operator import correct, has_histogram
+from trueup.kernels.quantile import quantile_rows, quantiles
 
-__all__ = ["correct", "curve_of", "has_histogram"]
+__all__ = ["correct", "curve_of", "has_histogram", "quantile_rows", "quantiles"]

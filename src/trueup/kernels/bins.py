@@ -1,11 +1,11 @@
 """The bins in which values are counted: taken from a float32's own bits, so that no pass is needed to find a range.
 
-A positive float's bits, read as an integer, grow with it, and their upper part is a logarithmic bin. Activations are not
-that small: it is the difference from the target that counts, not the digits of a value near zero. So the bins are those
-of `|a| + offset`, with an `offset` of an eighth to a sixteenth of the target's largest value, 256 to an octave: of one
-width up to the offset, 1/256 of it, and beyond that 0.2 to 0.4 % wide, over seven octaves, to eight to sixteen times the
-target's largest value. What lies outside is told apart by its exponent alone, down to the denormals and up to the largest
-float. Where a row may be negative, its bins are mirrored about that of zero.
+A positive float's bits, read as an integer, grow with it, and their upper part is a logarithmic bin. That is finer than
+need be near zero, where a difference counts and digits do not. So the bins are those of `|a| + offset`, 256 to an
+octave, with an `offset` of an eighth to a sixteenth of the target's largest value: they have one width up to the
+offset, 1/256 of it, and are 0.2 to 0.4 % wide beyond, over seven octaves, to eight to sixteen times the target's
+largest value. What lies outside is told apart by its exponent alone, down to the denormals and up to the largest float.
+Where a row may be negative, its bins are mirrored about that of zero.
 """
 
 from __future__ import annotations
@@ -30,3 +30,23 @@ def offset_exponent(curve: Tensor) -> Tensor:
     largest = torch.maximum(curve[1, 0].abs(), curve[1, -1].abs())
     exponent = largest.float().view(torch.int32) >> 23
     return (exponent - BELOW).clamp(OUTSIDE, 255 - OCTAVES)
+
+
+def offset_exponent_of_row(largest: Tensor) -> Tensor:
+    """The exponent field of an offset that puts fine bins up to the `largest` value of a row, and no farther: int32."""
+    return ((largest.float().view(torch.int32) >> 23) - (OCTAVES - 2)).clamp(OUTSIDE, 255 - OCTAVES)
+
+
+def lower_edges(offset: Tensor) -> Tensor:
+    """Where the bins of values that are not negative begin `(..., BINS + 1)` float32, for each `offset` `(..., 1)`.
+
+    The bin of zero is the first, and has no width.
+    """
+    exponent = torch.arange(-1, BINS, dtype=torch.int32, device=offset.device).expand(*offset.shape[:-1], BINS + 1)
+    first = offset - OUTSIDE  # the exponent at which fine bins begin
+    fine = exponent - first
+    base = (offset << 23).view(torch.float32)
+    within = ((FINE * offset + fine.clamp(0, FINE * OCTAVES)) << SHIFT).view(torch.float32) - base
+    outside = torch.where(fine <= 0, exponent, exponent - FINE * OCTAVES + SPAN).clamp(0, 255)
+    inside = (fine > 0) & (fine <= FINE * OCTAVES)
+    return torch.where(inside, within, (outside << 23).view(torch.float32))

@@ -18,7 +18,17 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from trueup.kernels.bins import BINS, FINE, OCTAVES, OUTSIDE, SHIFT, SPAN, offset_exponent
+from trueup.kernels.bins import (
+    BINS,
+    FINE,
+    OCTAVES,
+    OUTSIDE,
+    SHIFT,
+    SPAN,
+    lower_edges,
+    offset_exponent,
+    offset_exponent_of_row,
+)
 
 _BLOCK = 4096  # values summed by themselves, so that a mean does not depend on how a row is shared among threads
 _PART = 16 * _BLOCK  # values worth a thread of their own
@@ -60,10 +70,28 @@ def _correct(rows: Tensor, out: Tensor, rule: tuple[Any, ...]) -> None:
     for row in range(batch):
         one = a[row], bits[row]
         counts, sums = np.empty((threads, _bins_of(rule)), np.int32), np.empty(blocks)
-        _share(lambda k: _count(*one, bounds[k], bounds[k + 1], rule, counts[k], sums), threads)  # noqa: B023
+        _share(lambda k: _count(*one, bounds[k], bounds[k + 1], rule[0], rule[6], counts[k], sums), threads)  # noqa: B023
         shift = np.empty(_bins_of(rule), np.float32)
         finite = _table(counts.sum(axis=0, dtype=np.int32), sums, n, rule, shift)
         _share(lambda k: _map(*one, into[row], bounds[k], bounds[k + 1], rule, shift, finite), threads)  # noqa: B023
+
+
+def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
+    """As `plain.quantile_rows`."""
+    rows = rows.detach().contiguous()
+    out = torch.empty(len(rows), len(levels))
+    if rows.numel() == 0:
+        return out
+    low, high = rows.amin(dim=1), rows.amax(dim=1)  # six times as fast as aminmax
+    offsets = offset_exponent_of_row(torch.maximum(-low, high))
+    known, which = offsets.unique(return_inverse=True)
+    edges, positions = lower_edges(known[:, None]).double(), levels * (rows.shape[1] - 1)
+    tensors = (rows, rows.view(torch.int32), out, positions, low, high, offsets, edges, which)
+    arrays: tuple[Any, ...] = tuple(tensor.numpy() for tensor in tensors)
+    shares = min(torch.get_num_threads(), len(rows), max(1, rows.numel() // _PART))
+    bounds = np.linspace(0, len(rows), shares + 1).astype(np.int64)
+    _share(lambda k: _quantiles(*arrays, bounds[k], bounds[k + 1]), shares)  # type: ignore[call-arg]
+    return out
 
 
 def _share(work: Callable[[int], None], shares: int) -> None:
@@ -97,15 +125,14 @@ def _whole_rows(a, bits, into, begin, end, rule):
     counts, shift = np.empty(_bins_of(rule), np.int32), np.empty(_bins_of(rule), np.float32)
     sums = np.empty(blocks)
     for row in range(begin, end):
-        _count(a[row], bits[row], 0, blocks, rule, counts, sums)
+        _count(a[row], bits[row], 0, blocks, rule[0], rule[6], counts, sums)
         finite = _table(counts, sums, n, rule, shift)
         _map(a[row], bits[row], into[row], 0, blocks, rule, shift, finite)
 
 
 @njit(nogil=True, cache=True)
-def _count(a, bits, first_block, end_block, rule, counts, sums):
+def _count(a, bits, first_block, end_block, offset, relu, counts, sums):
     """Count the values of some blocks of a row into `counts`, and sum each block."""
-    offset, relu = rule[0], rule[6]
     n = len(a)
     # Four histograms in turn: adding to the same bin twice in a row, as for zeros, would wait for the first to be done.
     several = np.zeros((4, len(counts)), np.int32)
@@ -253,3 +280,47 @@ def _map(a, bits, into, first_block, end_block, rule, shift, finite):
             moved = np.float32(value * rest) + moves[i]
             moved = min(max(moved, -limit), limit)
             out[i] = value if sparse and value == 0 else moved
+
+
+@njit(nogil=True, cache=True)
+def _quantiles(a, bits, out, positions, low, high, offsets, edges, which, begin, end):
+    """The order statistics at `positions`, some of them between two ranks, of the rows from `begin` to `end`."""
+    n = a.shape[1]
+    blocks = -(-n // _BLOCK)
+    counts, sums = np.empty(2 * BINS, np.int32), np.empty(blocks)
+    for row in range(begin, end):
+        positive, edge = low[row] >= 0, edges[which[row]]
+        b, first = BINS if positive else 0, 0  # the bin of the rank at hand, and how many values are below it
+        _count(a[row], bits[row], 0, blocks, offsets[row], positive, counts[b:], sums)
+        if not np.isfinite(sums.sum()):
+            out[row] = np.nan
+            continue
+        for k in range(len(positions)):
+            rank = int(positions[k])
+            while first + counts[b] <= rank:
+                first += counts[b]
+                b += 1
+            value = _order_statistic(rank, n, low[row], high[row], edge, b, first, counts[b])
+            part = positions[k] - rank
+            if part > 0:
+                next_b, next_first = b, first
+                while next_first + counts[next_b] <= rank + 1:
+                    next_first += counts[next_b]
+                    next_b += 1
+                count = counts[next_b]
+                following = _order_statistic(rank + 1, n, low[row], high[row], edge, next_b, next_first, count)
+                value += part * (following - value)
+            out[row, k] = np.float32(value)
+
+
+@njit(nogil=True, cache=True)
+def _order_statistic(rank, n, low, high, edges, b, first, count):
+    """Where a rank lies in its bin, if the values there were even."""
+    if rank == 0:
+        return np.float64(low)
+    if rank == n - 1:
+        return np.float64(high)
+    inside = (rank - first + 0.5) / count
+    index = abs(b - BINS)
+    value = edges[index] + (inside if b >= BINS else 1 - inside) * (edges[index + 1] - edges[index])
+    return min(max(value if b >= BINS else -value, np.float64(low)), np.float64(high))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trueup.correction import Correction
 from trueup.kernels import plain
+from trueup.kernels.layout import in_memory_order
 
 _Rows = Callable[..., Tensor]
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,23 +46,11 @@ def _correct(rows: _Rows, x: Tensor, curve: Tensor, step: float, keep: bool, spa
     """The operator, from the function of one backend."""
     if step == 0 or x.numel() == 0:
         return x.relu() if relu else x.clone()
-    if (flat := _in_memory_order(x)) is not None:
+    if (flat := in_memory_order(x)) is not None:
         out = rows(flat, curve, step, keep=keep, sparse=sparse, relu=relu)
         return out.as_strided(x.shape, x.stride())
     out = rows(x.reshape(x.shape[0], -1), curve, step, keep=keep, sparse=sparse, relu=relu)
     return torch.empty_like(x).copy_(out.view(x.shape))
-
-
-def _in_memory_order(x: Tensor) -> Tensor | None:
-    """Each row's values as they lie in memory `(batch, n)`, a view; None where they lie with gaps or interleaved.
-
-    A distribution does not know the order of its values, so that channels-last needs no copy.
-    """
-    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
-    if not dense and not x.permute(0, *sorted(range(1, x.dim()), key=x.stride, reverse=True)).is_contiguous():
-        return None
-    n = x.numel() // x.shape[0]
-    return x.as_strided((x.shape[0], n), (n, 1))
 
 
 @functools.cache

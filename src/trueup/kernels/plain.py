@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueup.kernels.bins import BINS, FINE, OCTAVES, OUTSIDE, SHIFT, SPAN, offset_exponent
+from trueup.kernels.bins import (
+    BINS,
+    FINE,
+    OCTAVES,
+    OUTSIDE,
+    SHIFT,
+    SPAN,
+    lower_edges,
+    offset_exponent,
+    offset_exponent_of_row,
+)
 
 
 def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse: bool, relu: bool) -> Tensor:
@@ -34,6 +44,34 @@ def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse
     if sparse:
         stays = stays | (a == 0)
     return torch.where(stays, a, out).to(rows.dtype)
+
+
+def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
+    """As `trueup.kernels.quantile.quantile_rows`, of float32 rows."""
+    n = rows.shape[1]
+    low, high = rows.aminmax(dim=1, keepdim=True)
+    offset = offset_exponent_of_row(torch.maximum(-low, high))
+    bins = bin_of(rows, offset, signed=True)
+    count = rows.new_zeros(len(rows), 2 * BINS, dtype=torch.int64)
+    count.scatter_add_(1, bins, torch.ones_like(bins))
+    end = count.cumsum(dim=1)
+    edges, signed = lower_edges(offset), torch.arange(-BINS, BINS, device=rows.device)
+    index = signed.abs().clamp(max=BINS - 1)
+    near, far = edges[:, index], edges[:, index + 1]
+    begins, ends = torch.where(signed < 0, -far, near), torch.where(signed < 0, -near, far)
+    position = levels * (n - 1)
+    rank = position.long()
+
+    def order_statistic(rank: Tensor) -> Tensor:
+        which = torch.searchsorted(end, rank.expand(len(rows), -1).contiguous(), right=True).clamp(max=2 * BINS - 1)
+        inside = (rank - (end - count).gather(1, which) + 0.5).double() / count.gather(1, which)
+        left, right = begins.gather(1, which).double(), ends.gather(1, which).double()
+        value = torch.lerp(left, right, inside).clamp(low, high)
+        return torch.where(rank == 0, low, torch.where(rank == n - 1, high, value))
+
+    lower, upper = order_statistic(rank), order_statistic((rank + 1).clamp(max=n - 1))
+    values = torch.lerp(lower.double(), upper.double(), position - rank).float()
+    return values.masked_fill(~rows.sum(dim=1, keepdim=True, dtype=torch.float64).isfinite(), torch.nan)
 
 
 def bin_of(a: Tensor, offset: Tensor, *, signed: bool) -> Tensor:

@@ -1,0 +1,18 @@
+"""Rows as they lie in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def in_memory_order(x: Tensor) -> Tensor | None:
+    """Each row's values as they lie in memory `(batch, n)`, a view; None where they lie with gaps or interleaved.
+
+    A distribution does not know the order of its values, so that channels-last needs no copy.
+    """
+    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    if not dense and not x.permute(0, *sorted(range(1, x.dim()), key=x.stride, reverse=True)).is_contiguous():
+        return None
+    n = x.numel() // x.shape[0]
+    return x.as_strided((x.shape[0], n), (n, 1))
