@@ -22,8 +22,9 @@ class Correction:
     zero.
 
     `method` chooses the algorithm. `"sort"` is exact. `"histogram"` costs little more than reading and writing the
-    activations, and takes values within 1.1 to 1.6 % of each other for equal (`trueup.kernels` says what that can do);
-    float64 has no histogram and is sorted. `"auto"` is the histogram wherever there is one.
+    activations; it takes values for equal that differ by less than 0.4 %, or by less than 1/2048 of the target's
+    largest value (`trueup.kernels` has the bound). Float64 has no histogram and is sorted. `"auto"` is the histogram
+    wherever there is one.
 
     The defaults are the paper's for ImageNet, the most careful ones it uses on a large model.
 

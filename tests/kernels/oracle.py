@@ -43,20 +43,18 @@ def histogram_row(a, curve, *, step, keep, sparse):
 
 def bin_of(value, largest):
     """The bin of a float32."""
-    if value == 0:
-        return 0
     offset = min(max(_exponent(np.float32(largest)) - 3, 8), 248)
     size = np.float32(abs(value))
     shifted = size + np.float32(2.0 ** (offset - 127))
     fine = 256 * _exponent(shifted) + int(math.frexp(float(shifted))[0] * 512 - 256) - 256 * offset
     exponent = _exponent(size)
-    index = 1 + exponent - min(max(exponent - (offset - 8), 0), 15) + min(max(fine, 0), 1792)
+    index = exponent - min(max(exponent - (offset - 8), 0), 15) + min(max(fine, 0), 1792)
     return int(math.copysign(index, value))
 
 
 def _exponent(value):
-    """The exponent field of a float32."""
-    return max(math.frexp(float(value))[1] + 126, 0)
+    """The exponent field of a float32; 0 for zero and denormals."""
+    return max(math.frexp(float(value))[1] + 126, 0) if value else 0
 
 
 def _bins(a, largest):

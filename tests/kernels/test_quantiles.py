@@ -70,6 +70,7 @@ def test_edges_are_where_bins_change():
         offset = torch.tensor([exponent], dtype=torch.int32)
         edges = bins.lower_edges(offset)
         assert (edges[edges.isfinite()].diff() >= 0).all()
+        assert edges[0] == 0
         (wide,) = ((edges[1:] > edges[:-1]) & edges[1:].isfinite()).nonzero(as_tuple=True)
         for part in (0.01, 0.5, 0.99):
             values = torch.lerp(edges[wide], edges[wide + 1], part)

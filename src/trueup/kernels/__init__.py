@@ -3,7 +3,8 @@
 Ranks are only needed as finely as the target tells them apart. So values are counted in bins, and **values that share a
 bin count as equal**: each takes the mean of the target over the ranks that the bin takes up, as equal values do in
 `functional.correct`. No value ends up farther than `step * (t[last] - t[first])` from its exact place, t[first] and
-t[last] being the ends of the target over those ranks; docs/performance.md derives it.
+t[last] being the ends of the target t over those ranks, or, where the mean is kept, that and
+`step * (t[n-1] - t[0]) / (2 n)`; docs/performance.md derives it.
 
 One file a backend (`plain`: torch's own operators, on any device; `cpu`: numba; `triton`: CUDA), each with a function
 `correct_rows` of the same meaning; `operator` chooses among them. The only place that imports numba or triton.

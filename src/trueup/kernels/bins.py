@@ -4,7 +4,7 @@ A positive float's bits, read as an integer, grow with it, and their upper part 
 need be near zero, where a difference counts and digits do not. So the bins are those of `|a| + offset`, 256 to an
 octave, with an `offset` of an eighth to a sixteenth of the target's largest value: they have one width up to the
 offset, 1/256 of it, and are 0.2 to 0.4 % wide beyond, over seven octaves, to eight to sixteen times the target's
-largest value. What lies outside is told apart by its exponent alone, down to the denormals and up to the largest float.
+largest value. What lies outside is told apart by its exponent alone, up to the largest float; denormals count as zero.
 Where a row may be negative, its bins are mirrored about that of zero.
 """
 
@@ -22,7 +22,7 @@ OUTSIDE = 8  # octaves below the offset at which exponents begin to count: the w
 SPAN = OUTSIDE + OCTAVES  # octaves in which they do not
 
 # The last bin that a value can fall into is in the array.
-assert 1 + 255 - SPAN + FINE * OCTAVES < BINS
+assert 255 - SPAN + FINE * OCTAVES < BINS
 
 
 def offset_exponent(curve: Tensor) -> Tensor:
@@ -40,9 +40,9 @@ def offset_exponent_of_row(largest: Tensor) -> Tensor:
 def lower_edges(offset: Tensor) -> Tensor:
     """Where the bins of values that are not negative begin `(..., BINS + 1)` float32, for each `offset` `(..., 1)`.
 
-    The bin of zero is the first, and has no width.
+    The bin of zero is the first.
     """
-    exponent = torch.arange(-1, BINS, dtype=torch.int32, device=offset.device).expand(*offset.shape[:-1], BINS + 1)
+    exponent = torch.arange(BINS + 1, dtype=torch.int32, device=offset.device).expand(*offset.shape[:-1], BINS + 1)
     first = offset - OUTSIDE  # the exponent at which fine bins begin
     fine = exponent - first
     base = (offset << 23).view(torch.float32)

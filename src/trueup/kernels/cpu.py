@@ -175,7 +175,7 @@ def _bins(a, bits, offset, relu, bins):
         exponent = np.int32(exponent - min(max(np.int32(exponent - lowest), np.int32(0)), np.int32(SPAN)))
         fine = np.int32(shifted_bits[i] >> SHIFT)
         fine = min(max(np.int32(fine - start), np.int32(0)), np.int32(FINE * OCTAVES))
-        index = np.int32(np.int32(1) + exponent + fine) if np.int32(bits[i] << 1) != 0 else np.int32(0)
+        index = np.int32(exponent + fine)
         if relu:
             index = index if bits[i] >= 0 else np.int32(0)
         else:
@@ -322,5 +322,7 @@ def _order_statistic(rank, n, low, high, edges, b, first, count):
         return np.float64(high)
     inside = (rank - first + 0.5) / count
     index = abs(b - BINS)
+    if index == 0:
+        return 0.0
     value = edges[index] + (inside if b >= BINS else 1 - inside) * (edges[index + 1] - edges[index])
     return min(max(value if b >= BINS else -value, np.float64(low)), np.float64(high))

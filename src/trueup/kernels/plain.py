@@ -57,7 +57,7 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     end = count.cumsum(dim=1)
     edges, signed = lower_edges(offset), torch.arange(-BINS, BINS, device=rows.device)
     index = signed.abs().clamp(max=BINS - 1)
-    near, far = edges[:, index], edges[:, index + 1]
+    near, far = edges[:, index], edges[:, index + 1].masked_fill(signed == 0, 0)
     begins, ends = torch.where(signed < 0, -far, near), torch.where(signed < 0, -near, far)
     position = levels * (n - 1)
     rank = position.long()
@@ -79,9 +79,8 @@ def bin_of(a: Tensor, offset: Tensor, *, signed: bool) -> Tensor:
     size = a.abs()
     exponent = size.view(torch.int32) >> 23
     fine = (size + (offset << 23).view(torch.float32)).view(torch.int32) >> SHIFT
-    index = 1 + exponent - (exponent - (offset - OUTSIDE)).clamp(0, SPAN)
-    index = index + (fine - FINE * offset).clamp(0, FINE * OCTAVES)
-    index = torch.where(size == 0, 0, index).long()
+    index = exponent - (exponent - (offset - OUTSIDE)).clamp(0, SPAN)
+    index = (index + (fine - FINE * offset).clamp(0, FINE * OCTAVES)).long()
     return BINS + torch.where(a < 0, -index, index) if signed else index
 
 
