@@ -87,6 +87,23 @@ def correct_rows(
     return out
 
 
+def quantile_rows(rows: Tensor, levels: Tensor, *, shared: bool | None = None) -> Tensor:
+    """As `plain.quantile_rows`. `shared` says whether PTX can be used; None asks."""
+    batch, n = rows.shape
+    out = rows.new_empty(batch, len(levels))
+    if shared is None:
+        shared = _has_ptx(rows.device)
+    low, high = rows.aminmax(dim=1)
+    segments = -(-n // SEGMENT)
+    sums = rows.new_empty(batch * segments)
+    ends = sums if shared else rows.new_zeros(batch * 2 * BINS, dtype=torch.int32)
+    _quantile_rows[(batch,)](
+        rows, low, high, levels, out, sums, ends, n, len(levels), segments,
+        2 * BINS, BLOCK, SEGMENT, shared, 1 << (segments - 1).bit_length(), 1024, num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
 class _Plan(NamedTuple):
     """How the work is shared out, each row in `parts` of `each` of its `segments`, and the kernels that do it."""
 
@@ -117,7 +134,7 @@ def _plan(
 ) -> _Plan:
     """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there."""
     if shared is None:
-        shared = device.type == "cuda" and torch.version.cuda is not None
+        shared = _has_ptx(device)
     segments = -(-n // SEGMENT)
     if parts is None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -140,6 +157,10 @@ def _plan(
         _Launch(_tabulate_rows, (SLICES, rows, 1), (relu, bins, bins // SLICES, SEGMENT, *rule, 4, -(-bits // 2))),
         _Launch(_map_parts, (parts, rows, 1), passes),
     )
+
+
+def _has_ptx(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.cuda is not None
 
 
 class _Launch:
@@ -238,6 +259,76 @@ def _map_parts(
         x + row * n, out + row * n, table, memory, _offset_exponent(curve, m), n,
         part * each, tl.minimum((part + 1) * each, segments), RELU, BINS, BLOCK, SEGMENT, SHARED,
     )  # fmt: skip
+
+
+@triton.jit
+def _quantile_rows(
+    x, low, high, levels, out, sums, ends, n, m, segments,
+    BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr, SEGMENTS: tl.constexpr,
+    LEVELS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    least = tl.load(low + row)
+    most = tl.load(high + row)
+    sums += row * segments
+    ends += row * BINS
+    exponent = tl.maximum(-least, most).to(tl.int32, bitcast=True) >> 23
+    offset = tl.minimum(tl.maximum(exponent - (_OCTAVES - 2), _OUTSIDE), 255 - _OCTAVES)
+    memory = _memory(BINS, SHARED)
+    counted = _count(x + row * n, sums, ends, memory, offset, n, 0, segments, False, BINS, BLOCK, SEGMENT, SHARED)
+    index = tl.arange(0, BINS)
+    counted += tl.where(index == _HALF, n - segments * SEGMENT, 0)
+    finite = tl.abs(_mean(sums, segments, SEGMENTS)) < float("inf")
+    _remember(
+        tl.cumsum(counted).to(tl.float32, bitcast=True), ends.to(tl.pointer_type(tl.float32)), memory, BINS, SHARED
+    )
+    for begin in range(0, m, LEVELS):
+        at = begin + tl.arange(0, LEVELS)
+        position = tl.load(levels + at, mask=at < m, other=0.0) * (n - 1)
+        rank = position.to(tl.int32)
+        lower = _order_statistic(rank, least, most, ends, memory, offset, n, BINS, SHARED)
+        upper = _order_statistic(tl.minimum(rank + 1, n - 1), least, most, ends, memory, offset, n, BINS, SHARED)
+        value = lower + (position - rank) * (upper - lower)
+        tl.store(out + row * m + at, tl.where(finite, value, float("nan")).to(tl.float32), mask=at < m)
+
+
+@triton.jit
+def _order_statistic(rank, least, most, ends, memory, offset, n, BINS: tl.constexpr, SHARED: tl.constexpr):
+    """Where the value of a rank is, if those of its bin lie evenly between the bin's edges: float64."""
+    which = tl.zeros_like(rank)  # how many bins end at or before the rank
+    for bit in tl.static_range(12):
+        ahead = which + (1 << (11 - bit))
+        which = tl.where(_end(ends, memory, ahead - 1, SHARED) <= rank, ahead, which)
+    first = tl.where(which > 0, _end(ends, memory, tl.maximum(which - 1, 0), SHARED), 0)
+    share = (rank - first + 0.5) / (_end(ends, memory, which, SHARED) - first).to(tl.float64)
+    side = which - _HALF
+    near = _edge(tl.abs(side), offset)
+    far = _edge(tl.abs(side) + 1, offset)
+    left = tl.where(side < 0, -far, near).to(tl.float64)
+    right = tl.where(side < 0, -near, far).to(tl.float64)
+    value = tl.minimum(tl.maximum(left + share * (right - left), least), most)
+    return tl.where(rank == 0, least, tl.where(rank == n - 1, most, value))
+
+
+@triton.jit
+def _end(ends, memory, index, SHARED: tl.constexpr):
+    """How many values are in the bins up to one, and in that."""
+    if SHARED:
+        return tl.inline_asm_elementwise(_GET, "=r,r", [memory + 4 * index], tl.int32, is_pure=False, pack=1)
+    return tl.load(ends + index)
+
+
+@triton.jit
+def _edge(index, offset):
+    """Where a bin of values that are not negative begins: as `bins.lower_edges`."""
+    fine = index - (offset - _OUTSIDE)
+    within = ((offset * _FINE + tl.minimum(tl.maximum(fine, 0), _FINE * _OCTAVES)) << _SHIFT).to(
+        tl.float32, bitcast=True
+    )
+    outside = tl.where(fine <= 0, index, index - _FINE * _OCTAVES + _SPAN)
+    outside = (tl.minimum(tl.maximum(outside, 0), 255) << 23).to(tl.float32, bitcast=True)
+    inside = (fine > 0) & (fine <= _FINE * _OCTAVES)
+    return tl.where(inside, within - (offset << 23).to(tl.float32, bitcast=True), outside)
 
 
 @triton.jit
