@@ -286,14 +286,14 @@ def _quantile_rows(
         at = begin + tl.arange(0, LEVELS)
         position = tl.load(levels + at, mask=at < m, other=0.0) * (n - 1)
         rank = position.to(tl.int32)
-        lower = _order_statistic(rank, least, most, ends, memory, offset, n, BINS, SHARED)
-        upper = _order_statistic(tl.minimum(rank + 1, n - 1), least, most, ends, memory, offset, n, BINS, SHARED)
+        lower = _order_statistic(rank, least, most, ends, memory, offset, n, SHARED)
+        upper = _order_statistic(tl.minimum(rank + 1, n - 1), least, most, ends, memory, offset, n, SHARED)
         value = lower + (position - rank) * (upper - lower)
         tl.store(out + row * m + at, tl.where(finite, value, float("nan")).to(tl.float32), mask=at < m)
 
 
 @triton.jit
-def _order_statistic(rank, least, most, ends, memory, offset, n, BINS: tl.constexpr, SHARED: tl.constexpr):
+def _order_statistic(rank, least, most, ends, memory, offset, n, SHARED: tl.constexpr):
     """Where the value of a rank is, if those of its bin lie evenly between the bin's edges: float64."""
     which = tl.zeros_like(rank)  # how many bins end at or before the rank
     for bit in tl.static_range(12):
