@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import pytest
@@ -33,13 +32,12 @@ def _on_gpu(function):
     return lambda rows, curve, step, **options: function(rows.cuda(), curve.cuda(), step, **options).cpu()
 
 
-HAS_TRITON = importlib.util.find_spec("trueup.kernels.triton") is not None
 BACKENDS = [
     pytest.param(_plain, id="plain"),
     pytest.param(_numba, id="numba"),
-    *([pytest.param(_triton, id="triton")] if INTERPRETED and HAS_TRITON else []),
+    *([pytest.param(_triton, id="triton")] if INTERPRETED else []),
     pytest.param(_on_gpu(_plain), id="plain-cuda", marks=pytest.mark.gpu),
-    *([pytest.param(_on_gpu(_triton), id="triton-cuda", marks=pytest.mark.gpu)] if HAS_TRITON else []),
+    pytest.param(_on_gpu(_triton), id="triton-cuda", marks=pytest.mark.gpu),
 ]
 backends = pytest.mark.parametrize("backend", BACKENDS)
 

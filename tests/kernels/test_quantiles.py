@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import trueup
-from kernels.backends import HAS_TRITON
+from kernels.backends import INTERPRETED
 from kernels.test_specification import ROWS
 from trueup import functional
 from trueup.kernels import bins, plain, quantiles
@@ -19,29 +19,28 @@ def _numba(rows, levels):
     return cpu.quantile_rows(rows, levels)
 
 
-def _triton_on_gpu(rows, levels):
+def _triton(rows, levels):
     from trueup.kernels import triton
 
-    return triton.quantile_rows(rows.cuda(), levels.cuda()).cpu()
+    return triton.quantile_rows(rows, levels)
+
+
+def _on_gpu(function):
+    return lambda rows, levels: function(rows.cuda(), levels.cuda()).cpu()
 
 
 BACKENDS = [
     pytest.param(plain.quantile_rows, id="plain"),
     pytest.param(_numba, id="numba"),
-    pytest.param(lambda r, v: plain.quantile_rows(r.cuda(), v.cuda()).cpu(), id="plain-cuda", marks=pytest.mark.gpu),
+    *([pytest.param(_triton, id="triton")] if INTERPRETED else []),
+    pytest.param(_on_gpu(plain.quantile_rows), id="plain-cuda", marks=pytest.mark.gpu),
+    pytest.param(_on_gpu(_triton), id="triton-cuda", marks=pytest.mark.gpu),
 ]
-if HAS_TRITON:
-    BACKENDS.append(pytest.param(_triton_on_gpu, id="triton-cuda", marks=pytest.mark.gpu))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
 def test_order_statistics_are_found_to_the_width_of_a_bin(backend, rows):
-    if getattr(backend, "__name__", "") == "_triton_on_gpu":
-        from trueup.kernels import triton
-
-        if not hasattr(triton, "quantile_rows"):
-            pytest.skip("triton has no quantile_rows")
     for a in (rows, rows.relu()):
         levels = functional.levels(33)
         exact = functional.quantile(a.double().sort(dim=1).values, levels)

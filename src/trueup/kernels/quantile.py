@@ -33,8 +33,7 @@ def _backend(device: str) -> Callable[[Tensor, Tensor], Tensor]:
     if device == "cuda" and importlib.util.find_spec("triton"):
         from trueup.kernels import triton
 
-        fast: Callable[[Tensor, Tensor], Tensor] = getattr(triton, "quantile_rows", plain.quantile_rows)
-        return fast
+        return triton.quantile_rows
     return plain.quantile_rows
 
 

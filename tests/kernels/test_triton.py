@@ -1,0 +1,89 @@
+"""The Triton kernels: in Triton's interpreter on any machine, and how they share out the work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.backends import INTERPRETED
+from trueup import functional
+from trueup.kernels import curve_of, plain
+
+HERE = Path(__file__).parent
+DEVICES = [
+    *(["cpu"] if INTERPRETED else []),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_the_kernels_meet_the_specification_in_the_interpreter():
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton", "-m", "not gpu", str(HERE)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize(
+    ("n", "parts"),
+    [
+        (8192, 3),  # fewer segments than parts
+        (24576, 3),  # as many, all full
+        (20011, 2),  # a part is longer than another, and the last segment is not full
+    ],
+)
+def test_a_row_in_parts_is_corrected_as_a_whole_one(device, relu, n, parts):
+    from trueup.kernels import triton
+
+    x = torch.randn(2, n, generator=torch.Generator().manual_seed(n)).to(device)
+    target = functional.levels(65) * 3 - (0 if relu else 1)
+    curve = curve_of(target, functional.levels(65)).to(device)
+    for keep, sparse in ((True, True), (False, False)):
+        options = {"keep": keep, "sparse": sparse, "relu": relu}
+        whole = triton.correct_rows(x, curve, 0.7, parts=1, **options)
+        assert triton.correct_rows(x, curve, 0.7, parts=parts, **options).equal(whole)
+        torch.testing.assert_close(whole, plain.correct_rows(x, curve, 0.7, **options), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.gpu
+def test_an_image_is_corrected_alike_in_a_batch_of_any_size():
+    from trueup.kernels import triton
+
+    curve = curve_of(functional.levels(65) * 3, functional.levels(65)).cuda()
+    for n in (1000, 16384, 100352, 200704):
+        x = torch.randn(300, n, device="cuda")
+        alone = triton.correct_rows(x[:1], curve, 0.7, keep=True, sparse=True, relu=True)
+        for batch in (2, 60, 140, 300):
+            together = triton.correct_rows(x[:batch].contiguous(), curve, 0.7, keep=True, sparse=True, relu=True)
+            assert together[:1].equal(alone)
+
+
+@pytest.mark.gpu
+def test_what_was_compiled_serves_other_rows_of_the_same_shape():
+    from trueup.kernels import triton
+
+    options = {"keep": True, "sparse": True, "relu": True}
+    for seed in range(3):  # the first call compiles, later ones launch what it left
+        x = torch.randn(4, 50000, generator=torch.Generator().manual_seed(seed)).cuda()
+        curve = curve_of(functional.levels(33) * (seed + 1), functional.levels(33)).cuda()
+        for step in (0.3, 0.9):
+            wanted = plain.correct_rows(x, curve, step, **options)
+            torch.testing.assert_close(triton.correct_rows(x, curve, step, **options), wanted, atol=1e-5, rtol=1e-5)
+        unaligned = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
+        assert triton.correct_rows(unaligned, curve, 0.3, **options).equal(
+            triton.correct_rows(x, curve, 0.3, **options)
+        )
