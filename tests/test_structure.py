@@ -17,8 +17,11 @@ SOURCE = Path(trueup.__file__).parent
 # `models`, `data` and `training` stand apart from the core: they meet it in the demonstration and in evaluation.
 LAYERS = {
     "activations": 0,
+    "normalisations": 0,
     "atomic": 0,
     "correction": 0,
+    "evidence": 0,
+    "channels": 1,
     "functional": 1,
     "kernels": 2,
     "fingerprint": 2,

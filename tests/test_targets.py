@@ -180,8 +180,8 @@ def test_a_newer_file_is_refused(saved):
     tensors = safetensors.torch.load_file(saved)
     with safetensors.safe_open(saved, "pt") as file:
         metadata = file.metadata()
-    safetensors.torch.save_file(tensors, saved, metadata | {"version": "2"})
-    with pytest.raises(ValueError, match="format version 2.*reads up to 1.*upgrade"):
+    safetensors.torch.save_file(tensors, saved, metadata | {"version": "3"})
+    with pytest.raises(ValueError, match="format version 3.*reads up to 2.*upgrade"):
         trueup.Targets.load(saved)
 
 

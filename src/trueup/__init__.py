@@ -7,18 +7,21 @@
 The files of the three verbs begin with an underscore because `trueup.correct` is the function.
 """
 
-from trueup import functional
+from trueup import channels, functional
 from trueup._calibrate import calibrate
 from trueup._correct import correct
 from trueup._measure import Shift, measure
 from trueup._sites import sites
 from trueup.correction import Correction
+from trueup.evidence import Evidence
 from trueup.graph import Options, Site, TraceError
-from trueup.targets import SiteTarget, Targets
+from trueup.targets import ChannelTarget, SiteTarget, Targets
 
 __version__ = "0.1.0"
 __all__ = [
+    "ChannelTarget",
     "Correction",
+    "Evidence",
     "Options",
     "Shift",
     "Site",
@@ -26,6 +29,7 @@ __all__ = [
     "Targets",
     "TraceError",
     "calibrate",
+    "channels",
     "correct",
     "functional",
     "measure",

@@ -11,11 +11,12 @@ from typing import Any, Unpack, get_args
 import torch
 from torch import Tensor, distributed, nn
 
+from trueup.activations import Kind
 from trueup.correction import Method
 from trueup.fingerprint import Fingerprint
-from trueup.graph import Options
+from trueup.graph import Options, Site
 from trueup.probe import Probe
-from trueup.targets import SAMPLE, SiteTarget, Targets
+from trueup.targets import SAMPLE, ChannelTarget, SiteTarget, Targets
 
 RESOLUTION = 1025  # quantile levels a site; docs/targets.md has the error that they make
 
@@ -28,12 +29,14 @@ def calibrate(
     method: Method = "auto",
     **options: Unpack[Options],
 ) -> Targets:
-    """Measure what the activations of `model` look like on clean data.
+    """Measure what the activations of `model` look like on clean data, and the channels of its norms.
 
     `loader` yields batches of images as the model takes them, alone or first in a tuple or list, as a DataLoader
     does; they are moved to the model's device. One pass, in evaluation mode, without gradients; memory does not
     depend on the number of images. The model is not touched. Each site keeps `resolution` values of its quantile
-    function, or with None every order statistic. `options` choose the sites: see `trueup.Options`.
+    function, or with None every order statistic. `options` choose the sites: see `trueup.Options`. What a `Correction`
+    needs is measured after activation functions, what `Evidence` needs after norms; with
+    `select=lambda site: site.kind == "activation"` it is the former only.
 
     With `method="sort"` these values are exact. `"auto"` and `"histogram"` read those of rows longer than `resolution`
     from a histogram, which takes a fraction of the time: each image's quantiles are then within 0.4 % (or 1/4096 of its
@@ -47,15 +50,16 @@ def calibrate(
         raise TypeError("calibrate: the loader is a tensor, and would be taken image by image; give [images]")
     if method not in get_args(Method):
         raise ValueError(f"calibrate(method={method!r}): want one of {', '.join(get_args(Method))}")
-    probe = Probe(model, **options)
+    probe = Probe(model, kinds=get_args(Kind), **options)
     fingerprint = Fingerprint.of(probe.model)
     exact = method == "sort"
     parts = (_targets_of(probe, images, fingerprint, resolution, exact) for images in probe.checked(_images(loader)))
     shards = _of_all_ranks(_sum(parts))
     if (targets := _sum(shard for shard in shards if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
-    for name, site in targets.items():
-        if not torch.isfinite(site.total).all():
+    totals = {name: site.total for sites in (targets.sites, targets.channels) for name, site in sites.items()}
+    for name, total in totals.items():
+        if not torch.isfinite(total).all():
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
     return targets
 
@@ -85,8 +89,16 @@ def _targets_of(probe: Probe, images: Tensor, fingerprint: Fingerprint, resoluti
     """The targets of one batch."""
     keys, order = _keys(images).sort(stable=True)
     sample = order[:SAMPLE]
-    sites = probe(images, lambda _, a: SiteTarget.of(a, resolution=resolution, sample=sample, exact=exact))
-    return Targets(sites, keys[:SAMPLE], fingerprint)
+
+    def look(site: Site, a: Tensor) -> SiteTarget | ChannelTarget:
+        if site.kind == "norm":
+            return ChannelTarget.of(a.movedim(site.channels, 1), sample=sample)
+        return SiteTarget.of(a, resolution=resolution, sample=sample, exact=exact)
+
+    seen = probe(images, look)
+    sites = {name: target for name, target in seen.items() if isinstance(target, SiteTarget)}
+    norms = {name: target for name, target in seen.items() if isinstance(target, ChannelTarget)}
+    return Targets(sites, keys[:SAMPLE], fingerprint, norms)
 
 
 def _keys(images: Tensor) -> Tensor:

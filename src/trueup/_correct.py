@@ -1,4 +1,4 @@
-"""`correct`: a module like the model, with its activations moved towards their targets at every site."""
+"""`correct`: a module like the model, with what passes through its sites moved back towards what is usual there."""
 
 from __future__ import annotations
 
@@ -8,45 +8,80 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from trueup import functional, kernels
+from trueup import channels, functional, kernels
 from trueup.correction import Correction
+from trueup.evidence import Evidence
 from trueup.graph import Options, Retrofit, Site
-from trueup.targets import SiteTarget, Targets
+from trueup.targets import ChannelTarget, SiteTarget, Targets
+
+Rule = Correction | Evidence
 
 
 def correct(
     model: nn.Module,
     targets: Targets,
-    correction: Correction | None = None,
+    correction: Rule | None = None,
     **options: Unpack[Options],
 ) -> nn.Module:
-    """A module that does what `model` does, with every site's activations corrected towards its target.
+    """A module that does what `model` does, with every site corrected.
 
-    It shares the model's weights, adds no parameters, has the model's `state_dict`, and is returned in evaluation
-    mode; the model itself is not touched. Each image is corrected on its own. In training mode it does what the model
-    does, uncorrected.
+    The rule is a `Correction`, which moves the activations after every activation function towards the shape of their
+    target, or `Evidence`, which moves each channel after every norm in proportion to the evidence that it has shifted.
+
+    The module shares the model's weights, adds no parameters, has the model's `state_dict`, and is returned in
+    evaluation mode; the model itself is not touched. Each image is corrected on its own. In training mode it does what
+    the model does, uncorrected.
 
     The targets must have been calibrated on this model. `activations` and `leaves` must be given as they were given
     to `calibrate`; `select` may pick some of the calibrated sites.
     """
-    correction = Correction() if correction is None else correction
+    rule = Correction() if correction is None else correction
     if not isinstance(targets, Targets):
         raise TypeError(
             f"correct: want Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
         )
-    if not isinstance(correction, Correction):
-        raise TypeError(f"correct: want a Correction, got {correction!r}; such as trueup.Correction(lambda1=0.5)")
-    robust = Retrofit(
-        model,
-        lambda site: _Correct(site, targets[site.name], correction) if site.name in targets else None,
-        **options,
-    )
-    targets.check_model(robust.model, robust.sites, selected=options.get("select") is not None)
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"correct: want a Correction, got {rule!r}; such as trueup.Correction(lambda1=0.5), or trueup.Evidence()"
+        )
+    wanted = targets.channels if isinstance(rule, Evidence) else targets.sites
+    robust = Retrofit(model, lambda site: _placed(site, targets, rule) if site.name in wanted else None, **options)
+    if not wanted:
+        raise ValueError(_nothing_to_correct(robust.model, rule))
+    targets.check_model(robust.model, wanted, robust.sites, selected=options.get("select") is not None)
     robust.placed.to(robust.device)
     return robust
 
 
-class _Correct(nn.Module):
+def _placed(site: Site, targets: Targets, rule: Rule) -> nn.Module:
+    """What corrects one site."""
+    if isinstance(rule, Evidence):
+        return _Realign(site, targets.channels[site.name], rule)
+    return _Correct(site, targets[site.name], rule)
+
+
+def _nothing_to_correct(model: nn.Module, rule: Rule) -> str:
+    kind, name = type(model).__name__, type(rule).__name__
+    needs = "statistics of channels, taken after norms" if isinstance(rule, Evidence) else "targets of activations"
+    return (
+        f"{name} needs {needs}, and these targets hold none: they were made by an earlier version, {kind} has no such "
+        "place, or `select` left it out; calibrate again with trueup.calibrate(model, loader), and see what there is "
+        f"with trueup.sites(model, kind={'norm' if isinstance(rule, Evidence) else 'activation'!r})"
+    )
+
+
+class _AtSite(nn.Module):
+    """What is placed at a site: its buffers follow a model to its device, but not to a precision that blurs them."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _AtSite:
+        exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in exact.items():
+            self._buffers[name] = buffer.to(self.get_buffer(name).device)
+        return self
+
+
+class _Correct(_AtSite):
     """Corrects the activations of one site, or what an activation function that it applies itself would make them."""
 
     curve: Tensor
@@ -75,13 +110,27 @@ class _Correct(nn.Module):
             return kernels.correct(a, self.curve, self.correction, relu=relu)
         return functional.correct(a.relu() if relu else a, self.target, self.correction, levels=self.levels)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Correct:
-        # A target follows its model to another device, but not to a precision that would blur it.
-        curve = self.curve
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.curve = curve.to(self.curve.device)
-        return self
-
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
         return f"{self.name!r}, step={self.correction.step:.3g}"
+
+
+class _Realign(_AtSite):
+    """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted."""
+
+    reference: Tensor
+
+    def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence) -> None:
+        super().__init__()
+        self.name, self.rule, self.channels = site.name, rule, site.channels
+        self.register_buffer("reference", statistics.reference(rule), persistent=False)
+
+    def forward(self, a: Tensor) -> Tensor:
+        if self.rule.budget == 0:
+            return a
+        return channels.realign(a.movedim(self.channels, 1), self.reference).movedim(1, self.channels)
+
+    def extra_repr(self) -> str:
+        """In the way of torch's modules."""
+        bands = ", bands" if self.reference.shape[1] == 3 else ""
+        return f"{self.name!r}, budget={self.rule.budget:.3g}{bands}"

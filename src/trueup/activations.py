@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Kind = Literal["activation", "norm"]
 Activation = type[nn.Module] | Callable[..., Tensor]
 
 
@@ -40,6 +42,7 @@ KNOWN_MODULES = tuple(module for known in KNOWN for module in known.modules)
 KNOWN_FUNCTIONS = {function for known in KNOWN for function in known.functions}
 
 
-def declares_site(module: nn.Module) -> bool:
-    """Whether a module's class says of itself that it is an activation function, by `trueup_site = True`."""
-    return getattr(type(module), "trueup_site", False) is True
+def declared_kind(module: nn.Module) -> Kind | None:
+    """The kind of site that a module's class says it is: `trueup_site = True` for an activation, or `"norm"`."""
+    declared = getattr(type(module), "trueup_site", False)
+    return "activation" if declared is True else "norm" if declared == "norm" else None

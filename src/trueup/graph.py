@@ -1,4 +1,4 @@
-"""Sites: the places in a forward pass where an activation function is applied; finding them, placing something there.
+"""Sites: where a forward pass applies an activation function or a norm; finding them, placing something there.
 
 The only file that knows torch.fx. The forward pass is followed symbolically, so that a module called three times is
 three sites and `F.relu` is as good as `nn.ReLU`; the result is plain Python again, which compiles and exports.
@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -22,22 +22,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from trueup.activations import KNOWN, KNOWN_FUNCTIONS, KNOWN_MODULES, Activation, declares_site
+from trueup.activations import KNOWN, KNOWN_FUNCTIONS, KNOWN_MODULES, Activation, Kind, declared_kind
+from trueup.normalisations import KNOWN_NORMS, channel_dim, is_plain_norm
 
 Predicate = Callable[["Site"], bool]
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place where an activation function is applied.
+    """One place where an activation function, or a norm, is applied: its `kind`.
 
     `name` is the path of the module that applies it (and the function's name, for a function), and `#2`, `#3`, ...
-    where the same path applies it again. `sparse` says that zero is this activation's way of being silent.
+    where the same path applies it again. `activation` is what is applied there, such as "relu" or "batch_norm";
+    `sparse` says that zero is this activation's way of being silent, `channels` which dimension of a norm's output
+    holds the channels.
     """
 
     name: str
     activation: str
     sparse: bool
+    kind: Kind = "activation"
+    channels: int = 1
 
 
 class Options(TypedDict, total=False):
@@ -45,8 +50,9 @@ class Options(TypedDict, total=False):
 
     activations: module classes and functions of your own that are activation functions, beside the known ones (the
         ReLU, ELU and GELU families). A function must be called by a global name. Their zeros count as meant. A module
-        class may instead declare itself by `trueup_site = True`; its zeros count as any other value.
-    select: a predicate; only sites for which it is true count.
+        class may instead declare itself by `trueup_site = True`; its zeros count as any other value. A norm of your own,
+        with the channels in the second dimension, says so by `trueup_site = "norm"`.
+    select: a predicate; only sites for which it is true count. `site.kind` tells activations from norms.
     leaves: module classes to be called as they are, not looked into: the way out where a forward pass has control
         flow that cannot be followed. Activations inside a leaf are no sites.
     """
@@ -215,7 +221,8 @@ class _Tracer(fx.Tracer):
         self.whole = (*whole, *KNOWN_MODULES)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, self.whole) or declares_site(m) or super().is_leaf_module(m, module_qualified_name)
+        known = isinstance(m, self.whole) or is_plain_norm(m) or declared_kind(m) is not None
+        return known or super().is_leaf_module(m, module_qualified_name)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -246,11 +253,11 @@ def _trace(model: nn.Module, **options: Unpack[Options]) -> tuple[fx.Graph, list
     for node in graph.nodes:
         if (match := _recognise(model, node, classes, functions, leaves)) is None:
             continue
-        path, activation, sparse, known_as = match
+        path, known_as = match.site.name, match.given
         met.add(known_as)
         calls[path] += 1
-        name = path if calls[path] == 1 else f"{path}#{calls[path]}"
-        found.append(_Place(Site(name, activation, sparse), node, _is_aliased(model, node)))
+        site = match.site if calls[path] == 1 else replace(match.site, name=f"{path}#{calls[path]}")
+        found.append(_Place(site, node, _is_aliased(model, node)))
     for given in activations:
         if given not in met:
             raise ValueError(
@@ -267,25 +274,34 @@ def _flags(model: nn.Module) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is None or isinstance(p.default, bool | str)}
 
 
+class _Match(NamedTuple):
+    """A node that is a site, named by its path; and which of the given activations it is, if any."""
+
+    site: Site
+    given: Activation | None = None
+
+
 def _recognise(
     model: nn.Module,
     node: fx.Node,
     classes: tuple[type[nn.Module], ...],
     functions: tuple[Callable[..., Any], ...],
     leaves: tuple[type[nn.Module], ...],
-) -> tuple[str, str, bool, Activation | None] | None:
-    """Path, name, sparsity, and which of the given activations it is, of a node that is a site; None for others."""
+) -> _Match | None:
+    """What a node is, if it is a site; None for others."""
     if node.op == "call_module":
         path, module = str(node.target), model.get_submodule(str(node.target))
         # The most derived of the given classes: a subclass may be given beside its parent.
         if given := [c for c in classes if isinstance(module, c)]:
             known_as = max(given, key=lambda c: len(c.__mro__))
-            return path, known_as.__name__, True, known_as
-        if declares_site(module):
-            return path, type(module).__name__, False, None
+            return _Match(Site(path, known_as.__name__, True), known_as)
+        if (kind := declared_kind(module)) is not None:
+            return _Match(Site(path, type(module).__name__, False, kind))
         for known in KNOWN:
             if isinstance(module, known.modules):
-                return path, known.name, known.sparse, None
+                return _Match(Site(path, known.name, known.sparse))
+        if is_plain_norm(module):
+            return _norm(path, module, getattr(module, "normalized_shape", None))
         if not isinstance(module, leaves) and any(isinstance(m, (*KNOWN_MODULES, *_OPAQUE)) for m in module.modules()):
             warnings.warn(
                 f"the activation inside {path!r} ({type(module).__name__}) cannot be reached and is no site",
@@ -294,10 +310,25 @@ def _recognise(
     elif node.op in ("call_function", "call_method"):
         for known in KNOWN:
             if node.target in (known.functions if node.op == "call_function" else known.methods):
-                return _path_of_function(node, known.name), known.name, known.sparse, None
+                return _Match(Site(_path_of_function(node, known.name), known.name, known.sparse))
         for function in functions:
             if node.target is function:
-                return _path_of_function(node, function.__name__), function.__name__, True, function
+                name = function.__name__
+                return _Match(Site(_path_of_function(node, name), name, True), function)
+        shape = node.kwargs.get("normalized_shape", node.args[1] if len(node.args) > 1 else None)
+        return _norm("", node, shape)
+    return None
+
+
+def _norm(path: str, what: nn.Module | fx.Node, shape: Any) -> _Match | None:
+    """The site of a norm: a module at a `path`, or a call of a function."""
+    for known in KNOWN_NORMS:
+        if isinstance(what, fx.Node):
+            here, path = what.target in known.functions, _path_of_function(what, known.name)
+        else:
+            here = isinstance(what, known.modules)
+        if here and (channels := channel_dim(known, shape)) is not None:
+            return _Match(Site(path, known.name, False, "norm", channels))
     return None
 
 

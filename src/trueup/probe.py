@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from trueup.activations import Kind
 from trueup.graph import Options, Retrofit, Site, TraceError, clone
 
 
@@ -16,18 +17,24 @@ class Probe:
     """A model whose sites can be looked at.
 
     `probe(images, look)` runs the model once, in evaluation mode and without gradients, and returns what
-    `look(name, a)` made of the activations `a` `(batch, ...)` at each site, by the site's name. The images are moved
-    to the model's device; they themselves are not changed, even by a model that works in place.
+    `look(site, a)` made of the activations `a` `(batch, ...)` at each site of these `kinds`, by the site's name. The
+    images are moved to the model's device; they themselves are not changed, even by a model that works in place.
+
+    A site whose first dimension is not the batch is an error, unless it is a norm: these are taken where they can be.
     """
 
-    def __init__(self, model: nn.Module, **options: Unpack[Options]) -> None:
-        self._look: Callable[[str, Tensor], Any] = lambda _name, _a: None
-        self._seen: dict[str, Any] = {}
+    def __init__(
+        self, model: nn.Module, *, kinds: tuple[Kind, ...] = ("activation",), **options: Unpack[Options]
+    ) -> None:
+        self._look: Callable[[Site, Tensor], Any] = lambda _site, _a: None
+        self._seen: dict[Site, tuple[int, Any]] = {}
+        self._kinds, self._batch = kinds, 0
         # Buffers of its own, because a model may count or average in them even in evaluation.
         self.module = Retrofit(clone(model, own_buffers=True), self._window, **options)
         if not self.module.sites:
+            what = " or ".join({"activation": "activation function", "norm": "norm"}[kind] for kind in kinds)
             raise ValueError(
-                f"{self._kind} has no site: no activation function was found in its forward pass, or `select` chose "
+                f"{self._kind} has no site: no {what} was found in its forward pass, or `select` chose "
                 "none; name your own with activations=(MyActivation, my_function)"
             )
 
@@ -40,23 +47,23 @@ class Probe:
     def _kind(self) -> str:
         return type(self.model).__name__
 
-    def __call__(self, images: Tensor, look: Callable[[str, Tensor], Any]) -> dict[str, Any]:
-        self._look, self._seen = look, {}
+    def __call__(self, images: Tensor, look: Callable[[Site, Tensor], Any]) -> dict[str, Any]:
+        self._batch, self._look, self._seen = len(images), look, {}
         self._run(self.module, images)
-        strange = {name: rows for name, (rows, _) in self._seen.items() if rows != len(images)}
+        strange = {site.name: rows for site, (rows, _) in self._seen.items() if rows != len(images)}
         if strange:
             name, rows = next(iter(strange.items()))
             raise ValueError(
                 f"site {name!r} of {self._kind} has {rows} rows for {len(images)} images: its first dimension is not "
                 f"the batch; leave such sites out with select=lambda site: site.name not in {sorted(strange)}"
             )
-        return {name: value for name, (_, value) in self._seen.items()}
+        return {site.name: value for site, (_, value) in self._seen.items()}
 
     def checked(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """The batches as they come, after the first has shown that the forward pass was followed faithfully."""
         for number, images in enumerate(batches):
             if number == 0:
-                self._look = lambda _name, _a: None
+                self._look = lambda _site, _a: None
                 followed, model = (self._run(module, images) for module in (self.module, self.model))
                 if not _alike(followed, model):
                     raise TraceError(
@@ -80,8 +87,12 @@ class Probe:
                 f"{error}"
             ) from error
 
-    def _window(self, site: Site) -> nn.Module:
-        return _Window(lambda a: self._seen.update({site.name: (a.shape[0], self._look(site.name, a))}))
+    def _window(self, site: Site) -> nn.Module | None:
+        return _Window(lambda a: self._show(site, a)) if site.kind in self._kinds else None
+
+    def _show(self, site: Site, a: Tensor) -> None:
+        if site.kind == "activation" or (a.dim() > 1 and a.shape[0] == self._batch):
+            self._seen[site] = a.shape[0], self._look(site, a)
 
 
 class _Window(nn.Module):

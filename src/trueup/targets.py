@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import safetensors
@@ -14,14 +14,17 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from trueup import functional, kernels
+from trueup import channels, functional, kernels
 from trueup.atomic import write_atomically
+from trueup.evidence import Evidence
 from trueup.fingerprint import Fingerprint
 
 FORMAT = "trueup-targets"
-VERSION = 1  # of the file format; a reader refuses what is newer than itself
+VERSION = 2  # of the file format; a reader refuses what is newer than itself. 1 had no channel statistics
 SAMPLE = 512  # images whose distributions are kept: enough to tell what one in a hundred looks like
 SKETCH = 65  # quantile levels kept of each
+BANDED = 8  # the smaller side of maps that are split into bands; below it, most of a map is border
+FLOOR = 1e-3  # of a channel's mean variance on clean images: variances are not told apart below it
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,18 +123,101 @@ def sketch(ordered: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class ChannelTarget:
+    """One norm's output on clean images, channel by channel: what its maps' mean and deviations usually are.
+
+    A row a moment, as `channels.moments` has them: the mean and the variance, and those of the two bands where maps
+    are large enough. Sums over images and single images, so that adding two is merging them. The logarithms that
+    evidence is weighed on have a floor that all images have a say in, so they are taken of the single images that are
+    kept, once all are known: no split of the data can then make a difference.
+    """
+
+    shape: tuple[int, ...]  # of one image's activations, channels first
+    total: Tensor  # (2 or 4, channels) float64: sum of the images' moments
+    images: int
+    sample: Tensor  # (<= SAMPLE, 2 or 4, channels) float16: means and deviations of the images of Targets.sampled
+
+    def __post_init__(self) -> None:
+        if self.total.dim() != 2 or self.total.shape != self.sample.shape[1:] or len(self.total) not in (2, 4):
+            shapes = [tuple(t.shape) for t in (self.total, self.sample)]
+            raise ValueError(f"the parts of a channel target do not fit together: shapes {shapes}")
+
+    @classmethod
+    def of(cls, a: Tensor, *, sample: Tensor) -> ChannelTarget:
+        """The statistics of activations `(batch, channels, ...)`; `sample` indexes the images to be kept singly."""
+        a = a.detach()
+        moments = channels.moments(a, bands=a.dim() == 4 and min(a.shape[2:]) >= BANDED)
+        kept = moments[sample.to(a.device)]
+        # Three digits are plenty beside the spread over images, and halve the file: most of it is this.
+        deviations = torch.cat([kept[:, :1], kept[:, 1:].sqrt()], dim=1)
+        limit = torch.finfo(torch.float16).max
+        return cls(
+            shape=tuple(a.shape[1:]),
+            total=moments.sum(dim=0, dtype=torch.float64).cpu(),
+            images=a.shape[0],
+            sample=deviations.clamp(-limit, limit).half().cpu(),
+        )
+
+    @property
+    def bands(self) -> bool:
+        """Whether the deviations of both bands are known."""
+        return len(self.total) == 4
+
+    def reference(self, rule: Evidence) -> Tensor:
+        """What is usual `(4, 2, channels)`, or `(4, 3, channels)` with bands: see `trueup.channels`. float64."""
+        rows = self._rows(bands=rule.bands)
+        floor = self._floor(rows)
+        return channels.reference_of(self._statistics(rows, floor), floor, budget=rule.budget)
+
+    def evidence(self, a: Tensor) -> Tensor:
+        """The mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""
+        rows = self._rows(bands=True)
+        floor = self._floor(rows)
+        usual = channels.centre_and_spread(self._statistics(rows, floor))
+        moments = channels.moments(a, bands=self.bands)[:, rows].double().cpu()
+        return channels.evidence(channels.statistics(moments, floor), usual).mean(dim=(1, 2))
+
+    def clean_evidence(self) -> Tensor:
+        """The same of the images that are kept `(<= SAMPLE,)`, each measured against the others.
+
+        With n images of which one is z of all their spreads away, that is n z² / (n - 1 - z²).
+        """
+        rows = self._rows(bands=True)
+        floor = self._floor(rows)
+        clean = self._statistics(rows, floor)
+        z2 = channels.evidence(clean, channels.centre_and_spread(clean))
+        n = len(clean)
+        return (n * z2 / (n - 1 - z2).clamp(min=1e-3)).mean(dim=(1, 2))
+
+    def _rows(self, *, bands: bool) -> list[int]:
+        return [0, 2, 3] if bands and self.bands else [0, 1]
+
+    def _floor(self, rows: list[int]) -> Tensor:
+        """The floor of the variance `(k, channels)`; where a channel never varies, any will do."""
+        return (FLOOR * self.total[rows] / self.images).clamp(min=1e-24)
+
+    def _statistics(self, rows: list[int], floor: Tensor) -> Tensor:
+        """Of the images that are kept."""
+        kept = self.sample[:, rows].double()
+        return channels.statistics(torch.cat([kept[:, :1], kept[:, 1:].square()], dim=1), floor)
+
+
+@dataclass(frozen=True, eq=False)
 class Targets(Mapping[str, SiteTarget]):
     """Each site's target distribution, by name, and the fingerprint of the model it was measured on.
 
     Made by `trueup.calibrate`. Adding the targets of two parts of a data set gives the targets of the whole.
+    `channels` holds the statistics of norms' outputs, by the names of their sites.
     """
 
     sites: Mapping[str, SiteTarget]
     sampled: Tensor  # (<= SAMPLE,) int64: images kept singly, named by content; the smallest are kept in merging
     fingerprint: Fingerprint
+    channels: Mapping[str, ChannelTarget] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"Targets({len(self)} sites, {self.images} images)"
+        norms = f"{len(self.channels)} norms, " if self.channels else ""
+        return f"Targets({len(self)} sites, {norms}{self.images} images)"
 
     def __getitem__(self, name: str) -> SiteTarget:
         try:
@@ -148,7 +234,7 @@ class Targets(Mapping[str, SiteTarget]):
     @property
     def images(self) -> int:
         """How many images were seen."""
-        return next(iter(self.sites.values())).images
+        return next(site.images for sites in (self.sites, self.channels) for site in sites.values())
 
     def __add__(self, other: Targets) -> Targets:
         """The targets of both sets of images together."""
@@ -156,16 +242,23 @@ class Targets(Mapping[str, SiteTarget]):
             return NotImplemented
         if difference := self.fingerprint.difference(other.fingerprint):
             raise ValueError(f"these targets belong to two different models and cannot be added: {difference}")
-        if list(self) != list(other):
-            raise ValueError(f"these targets cannot be added: one has sites {list(self)}, the other {list(other)}")
+        for mine, theirs in ((self.sites, other.sites), (self.channels, other.channels)):
+            if list(mine) != list(theirs):
+                raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
         sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)
-        merged = {name: _merge(name, self[name], other[name], order[:SAMPLE]) for name in self}
-        return Targets(merged, sampled[:SAMPLE], self.fingerprint)
+        order = order[:SAMPLE]
+        return Targets(
+            {name: _merge(name, site, other[name], order) for name, site in self.items()},
+            sampled[:SAMPLE],
+            self.fingerprint,
+            {name: _merge_channels(site, other.channels[name], order) for name, site in self.channels.items()},
+        )
 
-    def check_model(self, model: nn.Module, sites: Collection[str], *, selected: bool) -> None:
+    def check_model(self, model: nn.Module, wanted: Collection[str], sites: Collection[str], *, selected: bool) -> None:
         """Refuse a model that these targets were not calibrated on, naming what differs.
 
-        `sites` are those found in the model; unless they are `selected`, all of the targets' should be among them.
+        `wanted` are the sites of these targets that are to be used, `sites` those found in the model; unless they are
+        `selected`, all that are wanted should be among them.
         """
         kind = type(model).__name__
         if difference := self.fingerprint.difference(Fingerprint.of(model)):
@@ -173,9 +266,9 @@ class Targets(Mapping[str, SiteTarget]):
                 f"these targets were calibrated on another model than this {kind}: {difference}; "
                 "calibrate again with trueup.calibrate(model, loader)"
             )
-        missing = [name for name in self if name not in sites]
-        if selected and len(missing) == len(self):
-            raise ValueError(f"`select` chose none of the sites that these targets hold: {', '.join(self)}")
+        missing = [name for name in wanted if name not in sites]
+        if selected and len(missing) == len(wanted):
+            raise ValueError(f"`select` chose none of the sites that these targets hold: {', '.join(wanted)}")
         if missing and not selected:
             raise ValueError(
                 f"the targets hold the site {missing[0]!r}, which was not found in this {kind}; it has "
@@ -185,14 +278,16 @@ class Targets(Mapping[str, SiteTarget]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file. It holds numbers and text only; loading it runs no code."""
         tensors, records = {"sampled": self.sampled}, {}
-        for name, site in self.sites.items():
-            fields = {field.name: getattr(site, field.name) for field in dataclasses.fields(site)}
+        every: dict[str, SiteTarget | ChannelTarget] = {**self.sites, **self.channels}
+        for name, site in every.items():
+            fields = {part.name: getattr(site, part.name) for part in dataclasses.fields(site)}
             tensors |= {f"{name}/{key}": value for key, value in fields.items() if isinstance(value, Tensor)}
             records[name] = {key: value for key, value in fields.items() if not isinstance(value, Tensor)}
         metadata = {
             "format": FORMAT,
             "version": str(VERSION),
-            "sites": json.dumps(records),
+            "sites": json.dumps({name: records[name] for name in self.sites}),
+            "channels": json.dumps({name: records[name] for name in self.channels}),
             "fingerprint": self.fingerprint.to_json(),
         }
         write_atomically(Path(path), safetensors.torch.save(tensors, metadata))
@@ -207,7 +302,11 @@ class Targets(Mapping[str, SiteTarget]):
                 fields = record | {"shape": tuple(record["shape"]), "levels": tensors.get(f"{name}/levels")}
                 fields |= {key: tensors[f"{name}/{key}"] for key in ("total", "square", "sample")}
                 sites[name] = SiteTarget(**fields)
-            return cls(sites, tensors["sampled"], Fingerprint.from_json(metadata["fingerprint"]))
+            norms = {}
+            for name, record in json.loads(metadata.get("channels", "{}")).items():
+                fields = record | {"shape": tuple(record["shape"])}
+                norms[name] = ChannelTarget(**fields, total=tensors[f"{name}/total"], sample=tensors[f"{name}/sample"])
+            return cls(sites, tensors["sampled"], Fingerprint.from_json(metadata["fingerprint"]), norms)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is a damaged trueup targets file ({error!r})") from error
 
@@ -227,6 +326,16 @@ def _merge(name: str, a: SiteTarget, b: SiteTarget, order: Tensor) -> SiteTarget
         loss=a.loss + b.loss,
         images=a.images + b.images,
         sample=torch.cat([a.sample, b.sample])[order],
+    )
+
+
+def _merge_channels(a: ChannelTarget, b: ChannelTarget, order: Tensor) -> ChannelTarget:
+    rows = min(len(a.total), len(b.total))  # bands where the maps of all images were large enough for them
+    return ChannelTarget(
+        shape=a.shape,
+        total=a.total[:rows] + b.total[:rows],
+        images=a.images + b.images,
+        sample=torch.cat([a.sample[:, :rows], b.sample[:, :rows]])[order],
     )
 
 

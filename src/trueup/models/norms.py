@@ -30,6 +30,9 @@ class FilterResponseNorm(nn.Module):
     tensor([[[[ 1., -1.]]]], grad_fn=<RoundBackward1>)
     """
 
+    trueup_site = "norm"
+    """Says that this module is a norm with the channels second, to whoever looks for those in a network."""
+
     def __init__(self, channels: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.channels = channels

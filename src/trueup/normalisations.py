@@ -1,0 +1,50 @@
+"""The normalisation layers that are known, each in all its spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class KnownNorm:
+    """A normalisation in all its spellings. If it is `over_last` dimensions, channels are not always the second."""
+
+    name: str
+    modules: tuple[type[nn.Module], ...]
+    functions: tuple[Callable[..., Tensor], ...]
+    over_last: bool = False
+
+
+KNOWN_NORMS = (
+    KnownNorm("batch_norm", (nn.modules.batchnorm._BatchNorm,), (F.batch_norm, torch.batch_norm)),
+    KnownNorm("group_norm", (nn.GroupNorm,), (F.group_norm, torch.group_norm)),
+    KnownNorm("instance_norm", (nn.modules.instancenorm._InstanceNorm,), (F.instance_norm, torch.instance_norm)),
+    KnownNorm("layer_norm", (nn.LayerNorm,), (F.layer_norm, torch.layer_norm), over_last=True),
+    KnownNorm("rms_norm", (nn.RMSNorm,), (F.rms_norm, torch.rms_norm), over_last=True),
+)
+NORM_MODULES = tuple(module for known in KNOWN_NORMS for module in known.modules)
+
+
+def is_plain_norm(module: nn.Module) -> bool:
+    """Whether a module is one of torch's norms, or of a class that adds nothing to its forward pass."""
+    return isinstance(module, NORM_MODULES) and type(module).forward.__module__.startswith("torch.nn.")
+
+
+def channel_dim(known: KnownNorm, shape: Any) -> int | None:
+    """Which dimension holds the channels, of a norm over the last dimensions of this `shape`; None where it is open.
+
+    >>> layer_norm = KNOWN_NORMS[3]
+    >>> channel_dim(layer_norm, (768,)), channel_dim(layer_norm, (64, 8, 8)), channel_dim(layer_norm, (16, 64))
+    (-1, 1, None)
+    """
+    if not known.over_last:
+        return 1
+    if not isinstance(shape, tuple | list):
+        return None
+    return {1: -1, 3: 1}.get(len(shape))
