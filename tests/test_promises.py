@@ -1,4 +1,4 @@
-"""The promises of the library, each on real architectures."""
+"""The promises of the library, each on real architectures and for both rules."""
 
 from __future__ import annotations
 
@@ -18,16 +18,36 @@ from architectures import images, make
 from trueup import functional as F
 
 STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
+EVIDENCE = trueup.Evidence(0.05)
 # torch rounds a convolution differently in another batch or when compiled. Where a value then falls into the next bin
-# of a histogram, it is moved by a bin's width more or less; a sort does not notice.
-methods = pytest.mark.parametrize(("method", "atol"), [("sort", 1e-5), ("histogram", 1e-3)])
+# of a histogram, it is moved by a bin's width more or less; a sort does not notice, nor do means.
+RULES = [(replace(STRONG, method="sort"), 1e-5), (replace(STRONG, method="histogram"), 1e-3), (EVIDENCE, 1e-4)]
+NORMED = ["mobilenet", "densenet", "convnext", "vit", "resnet"]  # the architectures with norms
+
+
+def named(rule):
+    return rule.method if isinstance(rule, trueup.Correction) else "evidence"
+
+
+rules = pytest.mark.parametrize(("rule", "atol"), [pytest.param(rule, atol, id=named(rule)) for rule, atol in RULES])
 everywhere = pytest.mark.parametrize("name", architectures.ALL)
+everywhere_and_both = pytest.mark.parametrize(
+    ("name", "rule"),
+    [pytest.param(name, STRONG, id=name) for name in architectures.ALL]
+    + [pytest.param(name, EVIDENCE, id=f"{name}-evidence") for name in NORMED],
+)
+both = pytest.mark.parametrize("rule", [STRONG, EVIDENCE], ids=["correction", "evidence"])
 
 
-def corrected(name, correction=STRONG, method="auto"):
+def corrected(name, rule=STRONG):
     model = make(name)
-    correction = replace(correction, method=method)
-    return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8), method=method), correction)
+    method = getattr(rule, "method", "auto")
+    return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8), method=method), rule)
+
+
+def skip_without_norms(name, rule):
+    if rule == EVIDENCE and name not in NORMED:
+        pytest.skip(f"{name} has no norm")
 
 
 def dark(count=8):
@@ -42,8 +62,9 @@ class TestUntouched:
         before = copy.deepcopy(model.state_dict())
         outputs, structure = model(x), repr(model)
         targets = trueup.calibrate(model, [x])
-        robust = trueup.correct(model, targets, STRONG)
-        robust(x), trueup.measure(model, targets, x), trueup.sites(model, x)
+        for rule in (STRONG, EVIDENCE) if name in NORMED else (STRONG,):
+            trueup.correct(model, targets, rule)(x)
+        trueup.measure(model, targets, x), trueup.sites(model, x)
         for key, value in model.state_dict().items():
             assert value.equal(before[key]), key
         assert model(x).equal(outputs)
@@ -62,15 +83,16 @@ class TestUntouched:
         assert all(module.training for module in model.modules())
         assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 
-    @everywhere
-    def test_weights_are_shared_and_none_are_added(self, name):
-        model, robust = corrected(name)
+    @everywhere_and_both
+    def test_weights_are_shared_and_none_are_added(self, name, rule):
+        model, robust = corrected(name, rule)
         mine, theirs = list(model.parameters()), list(robust.parameters())
         assert [p.data_ptr() for p in mine] == [p.data_ptr() for p in theirs]
         assert {id(p) for p in mine} == {id(p) for p in theirs}
 
-    def test_moving_or_casting_the_corrected_module_leaves_the_model(self):
-        model, robust = corrected("mobilenet")
+    @both
+    def test_moving_or_casting_the_corrected_module_leaves_the_model(self, rule):
+        model, robust = corrected("mobilenet", rule)
         wanted = robust(images(4))
         robust.double()
         assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -79,10 +101,11 @@ class TestUntouched:
 
 
 class TestStateless:
-    @methods
+    @rules
     @everywhere
-    def test_an_image_has_one_answer_in_any_batch_order_and_company(self, name, method, atol):
-        _, robust = corrected(name, method=method)
+    def test_an_image_has_one_answer_in_any_batch_order_and_company(self, name, rule, atol):
+        skip_without_norms(name, rule)
+        _, robust = corrected(name, rule)
         x = torch.cat([images(6), dark(6)])
         together = robust(x)
         order = torch.randperm(12)
@@ -94,10 +117,12 @@ class TestStateless:
 
 
 class TestIdentity:
-    @everywhere
-    def test_a_zero_step_gives_the_models_bits(self, name):
-        model, robust = corrected(name, trueup.Correction(lambda1=0))
+    @everywhere_and_both
+    def test_a_zero_step_or_budget_gives_the_models_bits(self, name, rule):
+        nothing = trueup.Evidence(0) if rule == EVIDENCE else trueup.Correction(lambda1=0)
+        model, robust = corrected(name, nothing)
         assert robust(dark()).equal(model(dark()))
+        assert not corrected(name, rule)[1](dark()).equal(model(dark()))
 
     def test_full_strength_lands_on_the_targets_shape_at_every_site(self):
         torch.manual_seed(0)  # leaky and in float64, so that there are no ties
@@ -126,27 +151,46 @@ class TestIdentity:
             after = F.wasserstein(inside[site], targets[site].order_statistics(n).float())
             assert after.mean() < before[:, k].mean(), site
 
+    @pytest.mark.parametrize("name", NORMED)
+    def test_evidence_is_heeded_where_there_is_some_and_clean_images_are_left(self, name):
+        model, robust = corrected(name, EVIDENCE)
+        targets = trueup.calibrate(model, images(24).split(8))
+        before = trueup.measure(model, targets, dark()).evidence
+        inside = {}
+        for site, module in zip(robust.sites, robust.placed, strict=True):
+            module.register_forward_hook(
+                lambda m, _i, out, site=site: inside.update({site: out.detach().movedim(m.channels, 1).clone()})
+            )
+        robust(dark())
+        for k, site in enumerate(targets.channels):
+            assert targets.channels[site].evidence(inside[site]).mean() < before[:, k].mean(), site
+        clean, shifted = (robust(x) - model(x) for x in (images(24), dark(24)))
+        assert clean.norm() < 0.7 * shifted.norm()
+
 
 class TestPortable:
-    def test_another_input_size_works_without_calibrating_again(self):
-        model, robust = corrected("resnet")
+    @both
+    def test_another_input_size_works_without_calibrating_again(self, rule):
+        model, robust = corrected("resnet", rule)
         x = torch.nn.functional.interpolate(images(6), size=(48, 40), mode="bilinear", align_corners=False)
         assert robust(x).shape == (6, 10)
         # The same pictures, enlarged: nearly the same distributions, so nearly the same corrected answer.
         small, large = robust(images(6)) - model(images(6)), robust(x) - model(x)
         assert torch.nn.functional.cosine_similarity(small.flatten(), large.flatten(), dim=0) > 0.7
 
-    def test_targets_from_full_precision_serve_the_model_in_half(self):
+    @both
+    def test_targets_from_full_precision_serve_the_model_in_half(self, rule):
         model = make("resnet")
         targets = trueup.calibrate(model, [images(24)])
-        wanted = trueup.correct(model, targets, STRONG)(dark())
-        half = trueup.correct(copy.deepcopy(model).bfloat16(), targets, STRONG)(dark().bfloat16())
+        wanted = trueup.correct(model, targets, rule)(dark())
+        half = trueup.correct(copy.deepcopy(model).bfloat16(), targets, rule)(dark().bfloat16())
         torch.testing.assert_close(half.float(), wanted, atol=0.05, rtol=0.05)
 
 
 class TestTraining:
-    def test_in_training_mode_it_does_what_the_model_does(self):
-        model, robust = corrected("resnet")
+    @both
+    def test_in_training_mode_it_does_what_the_model_does(self, rule):
+        model, robust = corrected("resnet", rule)
         x = dark()
         twin = copy.deepcopy(model).train()
         robust.train()
@@ -159,8 +203,9 @@ class TestTraining:
         robust.eval()
         assert not robust(x).equal(twin.eval()(x))
 
-    def test_training_through_it_trains_the_model(self):
-        model, robust = corrected("resnet")
+    @both
+    def test_training_through_it_trains_the_model(self, rule):
+        model, robust = corrected("resnet", rule)
         before = model.fc.weight.clone()
         optimiser = torch.optim.SGD(robust.parameters(), 0.1)
         robust.train()(images(8)).sum().backward()
@@ -169,48 +214,48 @@ class TestTraining:
 
 
 class TestPlainPyTorch:
-    @methods
+    @rules
     @pytest.mark.parametrize("name", ["resnet", "vit"])
-    def test_compiled_as_one_graph(self, name, method, atol):
-        _, robust = corrected(name, method=method)
+    def test_compiled_as_one_graph(self, name, rule, atol):
+        _, robust = corrected(name, rule)
         torch._dynamo.reset()
         compiled = torch.compile(robust, fullgraph=True)
         with torch.inference_mode():
             torch.testing.assert_close(compiled(dark()), robust(dark()), atol=atol, rtol=1e-4)
 
-    @methods
-    def test_another_image_size_does_not_compile_again_and_again(self, method, atol):
-        _, robust = corrected("resnet", method=method)
+    @rules
+    def test_another_image_size_does_not_compile_again_and_again(self, rule, atol):
+        _, robust = corrected("resnet", rule)
         torch._dynamo.reset()
         compiled = torch.compile(robust, fullgraph=True, backend="aot_eager")
         with torch.inference_mode(), torch._dynamo.config.patch(recompile_limit=3):
             for size in range(24, 44, 2):
                 torch.testing.assert_close(compiled(images(2, size)), robust(images(2, size)), atol=atol, rtol=1e-4)
 
-    @methods
+    @rules
     @pytest.mark.parametrize("strict", [False, True])
-    def test_exported_with_a_free_image_size(self, strict, method, atol):
-        _, robust = corrected("resnet", method=method)
+    def test_exported_with_a_free_image_size(self, strict, rule, atol):
+        _, robust = corrected("resnet", rule)
         free = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
         program = torch.export.export(robust, (images(4, 32),), dynamic_shapes={"x": free}, strict=strict)
         for size in (24, 40):
             wanted = robust(images(3, size))
             torch.testing.assert_close(program.module()(images(3, size)), wanted, atol=atol, rtol=1e-4)
 
-    @methods
+    @rules
     @pytest.mark.parametrize("strict", [False, True])
     @pytest.mark.parametrize("name", ["resnet", "vit"])
-    def test_exported_with_a_free_batch_size(self, name, strict, method, atol):
-        _, robust = corrected(name, method=method)
+    def test_exported_with_a_free_batch_size(self, name, strict, rule, atol):
+        _, robust = corrected(name, rule)
         program = torch.export.export(
             robust, (dark(),), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1, max=64)}}, strict=strict
         )
         for count in (1, 5):
             torch.testing.assert_close(program.module()(dark(count)), robust(dark(count)), atol=atol, rtol=1e-4)
 
-    @everywhere
-    def test_copied_pickled_and_saved(self, name):
-        _, robust = corrected(name)
+    @everywhere_and_both
+    def test_copied_pickled_and_saved(self, name, rule):
+        _, robust = corrected(name, rule)
         file = io.BytesIO()
         torch.save(robust, file)
         file.seek(0)
@@ -230,9 +275,9 @@ class TestPlainPyTorch:
         robust = trueup.correct(model, targets, STRONG, select=lambda site: "#" in site.name)
         assert pickle.loads(pickle.dumps(robust))(dark()).equal(robust(dark()))
 
-    @everywhere
-    def test_the_state_dict_is_the_models(self, name):
-        model, robust = corrected(name)
+    @everywhere_and_both
+    def test_the_state_dict_is_the_models(self, name, rule):
+        model, robust = corrected(name, rule)
         assert list(robust.state_dict()) == list(model.state_dict())
         other = make(name)
         with torch.no_grad():
@@ -244,9 +289,10 @@ class TestPlainPyTorch:
         assert list(nested.state_dict()) == [f"net.{key}" for key in model.state_dict()]
         nested.load_state_dict(nested.state_dict())
 
+    @both
     @pytest.mark.parametrize("name", ["resnet", "mobilenet", "convnext"])
-    def test_autocast_inference_mode_and_channels_last_mean_the_same(self, name):
-        model, robust = corrected(name)
+    def test_autocast_inference_mode_and_channels_last_mean_the_same(self, name, rule):
+        model, robust = corrected(name, rule)
         wanted = robust(dark())
         with torch.inference_mode():
             assert robust(dark()).equal(wanted)
@@ -258,9 +304,10 @@ class TestPlainPyTorch:
         assert (cast - wanted).abs().max() < 5 * rounding + 1e-2
 
     def test_casting_does_not_blur_the_targets(self):
-        _, robust = corrected("resnet")
-        robust.bfloat16()
-        assert {module.target.dtype for module in robust.placed} == {torch.float64}
+        for rule in (STRONG, EVIDENCE):
+            _, robust = corrected("resnet", rule)
+            robust.bfloat16()
+            assert {b.dtype for module in robust.placed for b in module.buffers()} == {torch.float64}
 
     def test_keyword_arguments_and_signature_are_the_models(self):
         model, robust = corrected("resnet")
@@ -268,12 +315,12 @@ class TestPlainPyTorch:
         assert robust(x=dark()).equal(robust(dark()))
 
     @pytest.mark.gpu
-    @everywhere
-    def test_cuda_means_the_same(self, name):
-        model, robust = corrected(name)
+    @everywhere_and_both
+    def test_cuda_means_the_same(self, name, rule):
+        model, robust = corrected(name, rule)
         wanted = robust(dark())
         on_gpu = copy.deepcopy(robust).cuda()
         torch.testing.assert_close(on_gpu(dark().cuda()).cpu(), wanted, atol=1e-3, rtol=1e-3)
         targets = trueup.calibrate(model.cuda(), images(24).split(8))
-        again = trueup.correct(model, targets, STRONG)
+        again = trueup.correct(model, targets, rule)
         torch.testing.assert_close(again(dark().cuda()).cpu(), wanted, atol=1e-3, rtol=1e-3)

@@ -1,0 +1,252 @@
+"""The mathematics of evidence, against loops in numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from trueup import Evidence, channels
+
+
+def maps(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def smooth_by_hand(map_):
+    """The mean over the 3 x 3 neighbours that there are, pixel by pixel."""
+    height, width = map_.shape
+    out = np.empty_like(map_)
+    for i in range(height):
+        for j in range(width):
+            out[i, j] = map_[max(i - 1, 0) : i + 2, max(j - 1, 0) : j + 2].mean()
+    return out
+
+
+def parts_by_hand(map_, bands):
+    if not bands:
+        return [map_]
+    low = smooth_by_hand(map_)
+    return [low, map_ - low]
+
+
+def realign_by_hand(a, reference, bands):
+    """The definition, one image and one channel at a time, in float64."""
+    centre, spread, kappa, floor = (np.asarray(row, dtype=np.float64) for row in reference)
+    out = np.empty(a.shape)
+    for n in range(a.shape[0]):
+        for c in range(a.shape[1]):
+            map_ = np.asarray(a[n, c], dtype=np.float64)
+            parts = parts_by_hand(map_, bands)
+            found = [map_.mean(), *(0.5 * math.log(p.var() + floor[k + 1, c]) for k, p in enumerate(parts))]
+            moved = []
+            for k, value in enumerate(found):
+                z2 = ((value - centre[k, c]) / spread[k, c]) ** 2
+                moved.append(z2 / (z2 + kappa[k, c]) * (centre[k, c] - value))
+            new = found[0] + moved[0]
+            out[n, c] = new + sum(math.exp(d) * (p - p.mean()) for d, p in zip(moved[1:], parts, strict=True))
+    return out
+
+
+def reference(clean: Tensor, *, bands: bool, budget: float = 0.02) -> Tensor:
+    rows = [0, 2, 3] if bands else [0, 1]
+    moments = channels.moments(clean, bands=bands)[:, rows].double()
+    floor = (1e-3 * moments.mean(dim=0)).clamp(min=1e-24)
+    return channels.reference_of(channels.statistics(moments, floor), floor, budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("height", "width"),
+    [
+        (1, 1),  # no neighbours
+        (1, 5),  # a single row
+        (2, 2),  # every pixel a corner
+        (5, 4),  # odd by even
+        (9, 16),
+    ],
+)
+def test_the_local_mean_is_that_of_the_neighbours_there_are(height, width):
+    x = maps(2, 3, height, width)
+    wanted = np.stack([[smooth_by_hand(m) for m in image] for image in x.double().numpy()])
+    np.testing.assert_allclose(channels.local_mean(x), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 7), (4, 3, 8, 9), (4, 3, 2, 4, 5)], ids=str)
+def test_moments_are_numpys(shape):
+    x = maps(*shape) * 3 + 1
+    over = tuple(range(2, len(shape)))
+    found = channels.moments(x)
+    np.testing.assert_allclose(found[:, 0], x.double().numpy().mean(over), atol=1e-5)
+    np.testing.assert_allclose(found[:, 1], x.double().numpy().var(over), atol=1e-4)
+
+
+def test_the_bands_moments_are_numpys():
+    x = maps(3, 2, 8, 11)
+    found = channels.moments(x, bands=True)
+    for n in range(3):
+        for c in range(2):
+            wanted = [p.var() for p in parts_by_hand(x[n, c].double().numpy(), True)]
+            np.testing.assert_allclose(found[n, 2:, c], wanted, rtol=1e-5)
+    assert found[:, :2].equal(channels.moments(x))
+
+
+def test_variances_far_from_zero_do_not_cancel():
+    x = maps(2, 3, 16, 16)
+    torch.testing.assert_close(
+        channels.moments(x + 1000, bands=True)[:, 1:], channels.moments(x, bands=True)[:, 1:], rtol=1e-3, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "bands"),
+    [((4, 3), False), ((4, 3, 7), False), ((4, 3, 8, 9), False), ((4, 3, 8, 9), True), ((4, 3, 2, 4, 5), False)],
+    ids=str,
+)
+def test_realigning_is_the_definition(shape, bands):
+    usual = reference(maps(50, *shape[1:]), bands=bands)
+    a = maps(*shape, seed=1) * torch.tensor([0.2, 1.0, 3.0, 1.0]).view(-1, *[1] * (len(shape) - 1)) + 0.5
+    np.testing.assert_allclose(channels.realign(a, usual), realign_by_hand(a, usual, bands), atol=2e-5)
+    exact = channels.realign(a.double(), usual)
+    assert exact.dtype == torch.float64
+    np.testing.assert_allclose(exact, realign_by_hand(a.double(), usual, bands), atol=1e-12)
+
+
+@given(
+    budget=st.floats(0.001, 0.9),
+    heavy=st.floats(1.0, 3.0),
+    images=st.integers(20, 200),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_strength_spends_the_budget(budget, heavy, images, seed):
+    z = maps(images, 2, 3, seed=seed).double()
+    z2 = z.sign().mul(z.abs() ** heavy).square()
+    kappa = channels.strength(z2, budget)
+    lost = (channels.weight(z2, kappa) ** 2 * z2).mean(dim=0) / z2.mean(dim=0)
+    torch.testing.assert_close(lost, torch.full_like(lost, budget), rtol=1e-4, atol=1e-6)
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1e-3, 1e4))
+def test_more_evidence_weighs_more_and_never_more_than_all(one, other, kappa):
+    less, more = sorted([one, other])
+    weights = channels.weight(torch.tensor([less, more], dtype=torch.float64), torch.tensor(kappa))
+    assert 0 <= weights[0] <= weights[1] <= 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(scale=st.floats(0.05, 20), shift=st.floats(-5, 5), bands=st.booleans(), seed=st.integers(0, 99))
+def test_no_statistic_moves_away_from_its_centre_or_past_it(scale, shift, bands, seed):
+    usual = reference(maps(60, 2, 8, 8), bands=bands)
+    found = channels.statistics(
+        channels.moments(maps(5, 2, 8, 8, seed=seed).double() * scale + shift, bands=bands)[
+            :, [0, 2, 3] if bands else [0, 1]
+        ],
+        usual[3],
+    )
+    gap = usual[0] - found
+    moved = channels.shifts(found, usual)
+    assert (moved * gap >= 0).all()
+    assert (moved.abs() <= gap.abs()).all()
+
+
+def test_full_strength_lands_on_the_centre():
+    clean = maps(60, 4, 9, 9).double()
+    usual = reference(clean, bands=False, budget=1)
+    usual[3] = 1e-24  # the floor is felt as well
+    landed = channels.moments(channels.realign(maps(5, 4, 9, 9, seed=3).double() * 7 - 2, usual))
+    found = channels.statistics(landed, usual[3])
+    torch.testing.assert_close(found, usual[0].expand_as(found), atol=1e-4, rtol=1e-4)
+
+
+def test_noise_is_taken_from_the_high_band_and_blur_given_back_to_it():
+    coarse = torch.nn.functional.interpolate(maps(80, 3, 4, 4), size=16, mode="bilinear", align_corners=False)
+    clean = coarse + 0.2 * maps(80, 3, 16, 16, seed=1)
+    usual = reference(clean, bands=True)
+    high = channels.moments(clean, bands=True)[:, 3].mean()
+    for changed in (clean + 0.6 * maps(80, 3, 16, 16, seed=2), channels.local_mean(clean)):
+        before = channels.moments(changed, bands=True)[:, 3].mean()
+        after = channels.moments(channels.realign(changed, usual), bands=True)[:, 3].mean()
+        assert (after / high).log().abs() < 0.5 * (before / high).log().abs()
+
+
+class TestWhatStays:
+    @pytest.mark.parametrize("bands", [False, True])
+    def test_an_image_has_one_answer_in_any_batch_to_the_bit(self, bands):
+        usual, x = reference(maps(50, 5, 12, 12), bands=bands), maps(7, 5, 12, 12, seed=4) * 2
+        together = channels.realign(x, usual)
+        assert torch.cat([channels.realign(image[None], usual) for image in x]).equal(together)
+        assert channels.realign(x.flip(0), usual).flip(0).equal(together)
+
+    @pytest.mark.parametrize("bands", [False, True])
+    @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+    def test_a_channel_that_is_not_finite_comes_back_as_it_is_and_spoils_no_other(self, bands, poison):
+        usual, x = reference(maps(50, 5, 12, 12), bands=bands), maps(3, 5, 12, 12, seed=4) * 2
+        clean = channels.realign(x, usual)
+        x[1, 2, 3, 4] = poison
+        out = channels.realign(x, usual)
+        assert out[1, 2].nan_to_num(9).equal(x[1, 2].nan_to_num(9))
+        out[1, 2] = clean[1, 2]
+        assert out.equal(clean)
+
+    def test_a_constant_map_stays_constant(self):
+        usual = reference(maps(50, 2, 8, 8), bands=True)
+        out = channels.realign(torch.full((1, 2, 8, 8), 3.0), usual)
+        assert out.isfinite().all()
+        assert (out - out[..., :1, :1]).abs().max() == 0
+
+    def test_a_channel_without_spread_is_left_alone(self):
+        clean = maps(50, 3, 8, 8)
+        clean[:, 1] = 0.25  # such as a norm whose scale is zero
+        x = maps(4, 3, 8, 8, seed=2) + 5
+        out = channels.realign(x, reference(clean, bands=True))
+        torch.testing.assert_close(out[:, 1], x[:, 1])
+        assert (out[:, 0] - x[:, 0]).abs().max() > 1
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_is_computed_in_single(self, dtype):
+        usual, x = reference(maps(50, 3, 8, 8), bands=True), (maps(4, 3, 8, 8) * 3).to(dtype)
+        out = channels.realign(x, usual)
+        assert out.dtype == dtype
+        assert out.equal(channels.realign(x.float(), usual).to(dtype))
+
+    def test_values_as_large_as_floats_go_do_not_make_nan(self):
+        usual = reference(maps(50, 3, 8, 8), bands=True)
+        for size in (1e15, 1e25, 1e38):
+            assert not channels.realign(maps(1, 3, 8, 8) * size, usual).isnan().any()
+
+    @pytest.mark.parametrize("bands", [False, True])
+    def test_it_can_be_differentiated(self, bands):
+        clean = maps(20, 2, 8, 8).double()
+        clean[:, 1] = 0.5
+        usual = reference(clean, bands=bands)
+        x = maps(1, 2, 8, 8, seed=1).double().requires_grad_()
+        assert torch.autograd.gradcheck(lambda a: channels.realign(a, usual), x)
+        constant = torch.ones(1, 2, 8, 8, requires_grad=True)
+        channels.realign(constant, usual).sum().backward()
+        assert constant.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(3), torch.zeros(3, 2, dtype=torch.int64)], ids=["no channels", "integers"])
+def test_what_has_no_channels_is_refused(bad):
+    with pytest.raises(TypeError, match=r"want floating-point activations \(batch, channels, ...\)"):
+        channels.moments(bad)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"budget": -0.1}, r"Evidence\(budget=-0.1\).*between 0 and 1; 0.01 is careful"),
+        ({"budget": float("nan")}, r"budget=nan"),
+        ({"budget": True}, r"budget=True"),
+        ({"budget": "0.1"}, r"budget='0.1'"),
+        ({"bands": 3}, r"bands=3\): want True or False"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Evidence(**fields)
