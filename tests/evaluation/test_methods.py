@@ -11,11 +11,11 @@ from torch import nn
 
 import trueup
 from trueup.evaluation import BatchStatistics, Correct, CorrectMixed, Mixed, Needs, Tent, Uncorrected, parse_method
-from trueup.evaluation.methods import METHODS, Forgetful, as_method
+from trueup.evaluation.methods import METHODS, Forgetful, Realign, as_method
 
 from .conftest import small_network
 
-ALL = [Uncorrected(), Correct(), BatchStatistics(), Mixed(), CorrectMixed(), Tent(), Tent(continual=True)]
+ALL = [Uncorrected(), Correct(), Realign(), BatchStatistics(), Mixed(), CorrectMixed(), Tent(), Tent(continual=True)]
 names = {"ids": lambda method: method.name}
 
 
@@ -157,6 +157,12 @@ def test_a_model_without_batch_norm_is_refused(method):
         method.prepare(model, targets)
 
 
+def test_evidence_is_that_of_the_library(network, inputs, targets):
+    wanted = trueup.correct(network, targets, trueup.Evidence(0.05))(inputs + 2)
+    assert Realign(0.05).prepare(network, targets)(inputs + 2).equal(wanted)
+    assert (wanted - network(inputs + 2)).abs().max() > 1e-3
+
+
 def test_a_correction_without_targets_is_refused(network):
     with pytest.raises(ValueError, match="correct needs targets.*trueup.calibrate"):
         Correct().prepare(network, None)
@@ -164,7 +170,13 @@ def test_a_correction_without_targets_is_refused(network):
 
 @pytest.mark.parametrize(
     "text",
-    [*METHODS, "correct:lambda1=1.0,lambda2=0.2", "correct+bn-mix:location=match,prior=16", "tent:continual=True"],
+    [
+        *METHODS,
+        "correct:lambda1=1.0,lambda2=0.2",
+        "correct+bn-mix:location=match,prior=16",
+        "tent:continual=True",
+        "evidence:budget=0.05,bands=False",
+    ],
 )
 def test_a_name_is_what_it_is_parsed_from(text):
     assert parse_method(text).name == text
@@ -186,6 +198,7 @@ def test_one_method_has_one_name():
         ("tent:optimiser=lbfgs", "adam, sgd"),
         ("tent:rate=0", "above 0"),
         ("correct:lambda1=2", "between 0 and 1"),
+        ("evidence:budget=2", "between 0 and 1"),
         ("trueup.nowhere:METHOD", "No module named"),
     ],
 )

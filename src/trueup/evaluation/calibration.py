@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from trueup import Targets, calibrate
+from trueup import Targets, calibrate, sites
 from trueup.evaluation.processes import Processes
 from trueup.evaluation.sets import Benchmark
 from trueup.evaluation.subjects import Subject
@@ -24,12 +24,15 @@ def targets_of(
 ) -> Targets:
     """The targets of a subject, whose `model` is on the benchmark's device, from `count` clean images.
 
-    Read from `folder` where an earlier call left them. Many processes calibrate on a part of the images each; all get
+    Read from `folder` where an earlier call left them, unless an earlier version did, which left out norms. Many
+    processes calibrate on a part of the images each; all get
     the targets of all, and all must call this.
     """
     path = folder / f"{subject.key}-{benchmark.calibration_count(count)}.trueup.safetensors"
     if path.exists():
-        return Targets.load(path)
+        targets = Targets.load(path)
+        if targets.channels or not sites(model, kind="norm"):
+            return targets
     images = benchmark.calibration(count, batch=batch, part=(processes.rank, processes.world))
     targets = calibrate(model, (subject.normalisation(part) for part in images))
     if processes.rank == 0:

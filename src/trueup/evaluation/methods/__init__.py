@@ -6,7 +6,7 @@ import importlib
 from typing import cast
 
 from trueup.evaluation.methods.batch_norm import BatchStatistics, CorrectMixed, Mixed, has_batch_norm
-from trueup.evaluation.methods.plain import Correct, Uncorrected
+from trueup.evaluation.methods.plain import Correct, Realign, Uncorrected
 from trueup.evaluation.methods.protocol import Forgetful, Method, Needs, Network, as_method, is_continual
 from trueup.evaluation.methods.spelling import read_fields
 from trueup.evaluation.methods.tent import Tent
@@ -21,6 +21,7 @@ __all__ = [
     "Mixed",
     "Needs",
     "Network",
+    "Realign",
     "Tent",
     "Uncorrected",
     "as_method",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 METHODS: dict[str, type] = {
-    kind.kind: kind for kind in (Uncorrected, Correct, BatchStatistics, Mixed, CorrectMixed, Tent)
+    kind.kind: kind for kind in (Uncorrected, Correct, Realign, BatchStatistics, Mixed, CorrectMixed, Tent)
 }
 
 

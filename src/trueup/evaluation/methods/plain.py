@@ -1,4 +1,4 @@
-"""The model as it was trained, and the paper's correction."""
+"""The model as it was trained, the paper's correction, and the rule of evidence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from trueup import Correction, Targets, correct
+from trueup import Correction, Evidence, Targets, correct
 from trueup.evaluation.methods.protocol import Needs, Network
 from trueup.evaluation.methods.spelling import spell
 from trueup.graph import clone
@@ -43,6 +43,27 @@ class Correct(Correction):
     @property
     def name(self) -> str:
         """The fields that are not `Correction`'s defaults."""
+        return spell(self)
+
+    def prepare(self, model: nn.Module, targets: Targets | None) -> Network:
+        """`trueup.correct`."""
+        return correct(model, given(self.name, targets), self)
+
+
+@dataclass(frozen=True)
+class Realign(Evidence):
+    """Channels moved back in proportion to the evidence of a shift; its fields are those of `trueup.Evidence`.
+
+    >>> Realign(budget=0.02).name
+    'evidence:budget=0.02'
+    """
+
+    kind = "evidence"
+    needs = Needs(targets=True)
+
+    @property
+    def name(self) -> str:
+        """The fields that are not `Evidence`'s defaults."""
         return spell(self)
 
     def prepare(self, model: nn.Module, targets: Targets | None) -> Network:
