@@ -50,6 +50,104 @@ def test_every_activation_is_a_site_with_a_readable_name(name):
     assert trueup.sites(model) == SITES[name]
 
 
+NORMS = {
+    "vgg": [],
+    "mobilenet": ["stem.1", *[f"blocks.{k}.conv.{part}" for k in (0, 1) for part in ("0.1", "1.1", "3")]],
+    "densenet": ["norms.0", "norms.1", "norms.2"],
+    "convnext": ["blocks.0.norm", "blocks.1.norm"],
+    "vit": ["blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2"],
+    "resnet": [f"layer1.{k}.bn{n}" for k in (0, 1) for n in (1, 2, 3)],
+    "spellings": [],
+}
+
+
+@pytest.mark.parametrize("name", architectures.ALL)
+def test_every_norm_is_a_site_of_the_other_kind(name):
+    model = make(name)
+    assert trueup.sites(model, kind="norm") == NORMS[name]
+    if NORMS[name]:
+        assert trueup.sites(model, images(2), kind="norm") == NORMS[name]
+    assert [site.name for site in find(model) if site.kind == "norm"] == NORMS[name]
+
+
+class OwnNorm(nn.Module):
+    """A norm that says so."""
+
+    trueup_site = "norm"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().mean((2, 3), keepdim=True).sqrt()
+
+
+class Renamed(nn.BatchNorm2d):
+    """A norm under another name."""
+
+
+class NormSpellings(nn.Module):
+    """Norms in all the ways to write them; one is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn, self.gn, self.inorm = nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)
+        self.ln, self.whole, self.open = nn.LayerNorm(4), nn.LayerNorm((4, 8, 8)), nn.LayerNorm((8, 4))
+        self.rms, self.own, self.renamed = nn.RMSNorm(4), OwnNorm(), Renamed(4)
+        self.flat, self.conv = nn.BatchNorm1d(4), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn(self.conv(x))
+        x = self.bn(self.gn(self.inorm(x)))
+        x = self.whole(self.renamed(self.own(x)))
+        x = F.group_norm(F.batch_norm(x, self.bn.running_mean, self.bn.running_var), 2)
+        x = self.open(self.rms(self.ln(x.permute(0, 2, 3, 1))))
+        x = F.layer_norm(x, (4,)).permute(0, 3, 1, 2)
+        return self.flat(F.instance_norm(x).mean((2, 3)))
+
+
+def test_norms_are_known_by_their_layers_their_functions_and_their_own_word():
+    model, x = NormSpellings().eval(), images(3, size=8)
+    found = {site.name: (site.activation, site.channels) for site in find(model)}
+    assert found == {
+        "bn": ("batch_norm", 1),
+        "inorm": ("instance_norm", 1),
+        "gn": ("group_norm", 1),
+        "bn#2": ("batch_norm", 1),
+        "own": ("OwnNorm", 1),
+        "renamed": ("batch_norm", 1),
+        "whole": ("layer_norm", 1),  # (channels, height, width)
+        "batch_norm": ("batch_norm", 1),
+        "group_norm": ("group_norm", 1),
+        "ln": ("layer_norm", -1),  # channels last
+        "rms": ("rms_norm", -1),
+        "layer_norm": ("layer_norm", -1),  # `open` is none: which of its two dimensions holds channels is not clear
+        "instance_norm": ("instance_norm", 1),
+        "flat": ("batch_norm", 1),
+    }
+    targets = trueup.calibrate(model, [images(12, size=8)])
+    assert list(targets.channels) == list(found)
+    assert {len(site.total[0]) for site in targets.channels.values()} == {4}
+    shapes = {name: site.shape for name, site in targets.channels.items()}
+    assert shapes["ln"] == (4, 8, 8)
+    assert shapes["flat"] == (4,)
+    robust = trueup.correct(model, targets, trueup.Evidence(0.2))
+    assert robust(3 * x + 1).shape == (3, 4)
+    assert not robust(3 * x + 1).equal(model(3 * x + 1))
+
+
+def test_a_norm_whose_first_dimension_is_not_the_batch_is_left_out():
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn, self.tokens = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.bn(self.conv(x)).relu().flatten(2).transpose(1, 2)
+            return self.tokens(x.reshape(-1, 4)).reshape(x.shape)
+
+    targets = trueup.calibrate(Tokens().eval(), [images(3)])
+    assert list(targets) == ["relu"]
+    assert list(targets.channels) == ["bn"]
+
+
 @pytest.mark.parametrize("name", architectures.ALL)
 def test_placing_nothing_changes_nothing(name):
     model, x = make(name), images()
@@ -62,7 +160,7 @@ def test_what_is_placed_at_a_site_sees_the_output_of_its_activation(name):
     """Against forward hooks and patched functions: an independent way to see the same values."""
     model, x = make(name), images(3)
     seen: list[Tensor] = []
-    probe = Retrofit(model, lambda _: _Keep(seen))
+    probe = Retrofit(model, lambda site: _Keep(seen) if site.kind == "activation" else None)
     probe(x)
 
     wanted: list[Tensor] = []
@@ -71,6 +169,20 @@ def test_what_is_placed_at_a_site_sees_the_output_of_its_activation(name):
     assert len(seen) == len(wanted)
     for ours, theirs in zip(seen, wanted, strict=True):
         assert ours.equal(theirs)
+
+
+@pytest.mark.parametrize("name", [name for name, norms in NORMS.items() if norms])
+def test_what_is_placed_at_a_norm_sees_its_output(name):
+    model, x = make(name), images(3)
+    seen: list[Tensor] = []
+    Retrofit(model, lambda site: _Keep(seen) if site.kind == "norm" else None)(x)
+    wanted: list[Tensor] = []
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            module.register_forward_hook(lambda _m, _i, out: wanted.append(out.clone()))
+    model(x)
+    assert len(seen) == len(wanted) == len(NORMS[name])
+    assert all(ours.equal(theirs) for ours, theirs in zip(seen, wanted, strict=True))
 
 
 def test_zeros_mean_something_for_relu_and_nothing_for_the_others():

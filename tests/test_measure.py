@@ -30,6 +30,53 @@ def test_shifted_images_are_unusual_and_clean_ones_are_not():
     assert (trueup.measure(model, targets, noisy).unusual[:, 0] > 0.95).float().mean() > 0.9
 
 
+def test_the_evidence_is_the_mean_of_squared_distances_in_spreads():
+    """By hand, from the definition, at a norm without bands."""
+    model, clean, x = make("vit"), images(60), images(5, seed=9) * 2
+    targets = trueup.calibrate(model, [clean])
+    shift = trueup.measure(model, targets, x)
+    assert shift.norms == ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2")
+
+    def statistics(images):
+        tokens = model.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([model.token.expand(len(images), -1, -1), tokens], dim=1) + model.positions
+        y = model.blocks[0].norm1(tokens).detach().double()
+        return y.mean(1), y.var(1, correction=0)
+
+    (mean, var), (own_mean, own_var) = statistics(clean), statistics(x)
+    floor = 1e-3 * var.mean(0)
+    total = 0.0
+    for usual, own in ((mean, own_mean), (0.5 * (var + floor).log(), 0.5 * (own_var + floor).log())):
+        total = total + ((own - usual.mean(0)) / usual.std(0, correction=0)).square().mean(1) / 2
+    torch.testing.assert_close(shift.evidence[:, 0], total.float(), rtol=2e-2, atol=1e-2)  # three digits are kept
+
+
+def test_surprise_is_calibrated_on_clean_images_that_were_not_seen():
+    model = make("resnet")
+    everything = images(3500)
+    targets = trueup.calibrate(model, everything[:500].split(100))
+    parts = [trueup.measure(model, targets, part) for part in everything[500:].split(500)]
+    for name in ("surprise", "image"):
+        ranks = torch.cat([getattr(part, name) for part in parts])
+        for level in (0.5, 0.9, 0.99):
+            above = (ranks > level).float().mean(dim=0)
+            # Of 500 clean images the k highest fix the level: a Beta distribution, and what 3000 images say of it.
+            error = 4 * (level * (1 - level) * (1 / 500 + 1 / 3000)) ** 0.5
+            assert ((above - (1 - level)).abs() < error + 1 / 501).all(), (name, level, above)
+    noisy = everything[500:700] + 0.5 * torch.randn(200, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert (trueup.measure(model, targets, noisy).image > 0.99).float().mean() > 0.9
+
+
+def test_an_image_that_is_not_finite_is_entirely_surprising():
+    model, x = make("resnet"), images(3, seed=4)
+    targets = trueup.calibrate(model, [images(20)])
+    x[1, 0, 3, 3] = torch.nan
+    shift = trueup.measure(model, targets, x)
+    assert shift.image[1] == 1
+    assert (shift.surprise[1] == 1).all()
+    assert shift.evidence[[0, 2]].isfinite().all()
+
+
 def test_an_image_is_measured_alike_in_any_batch():
     model, x = make("resnet"), images(6, seed=4)
     targets = trueup.calibrate(model, [images(20)])
@@ -37,6 +84,7 @@ def test_an_image_is_measured_alike_in_any_batch():
     for k in range(6):
         alone = trueup.measure(model, targets, x[k : k + 1])
         torch.testing.assert_close(alone.distance[0], together.distance[k], atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(alone.evidence[0], together.evidence[k], atol=1e-6, rtol=1e-3)
 
 
 def test_it_prints_as_a_table():
@@ -44,3 +92,7 @@ def test_it_prints_as_a_table():
     text = str(trueup.measure(model, trueup.calibrate(model, [images(8)]), images(3)))
     assert text.splitlines()[0].startswith("site  distance  unusual   (means over 3 images)")
     assert len(text.splitlines()) == 5
+    model = make("resnet")
+    lines = str(trueup.measure(model, trueup.calibrate(model, [images(8)]), images(3))).splitlines()
+    assert len(lines) == 1 + 7 + 1 + 6
+    assert lines[8].split() == ["norm", "evidence", "surprise"]

@@ -76,6 +76,25 @@ def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
         assert merged[name].compression_error == pytest.approx(whole[name].compression_error, rel=1e-4)
 
 
+@settings(max_examples=10, deadline=None)
+@given(cuts=st.lists(st.integers(1, 23), max_size=5, unique=True), shards=st.booleans(), keep=st.sampled_from([8, 512]))
+def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
+    model, x = make("mobilenet").double(), images(24).double()
+    parts = list(x.tensor_split(sorted(cuts)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(targets_module, "SAMPLE", keep)
+        patch.setattr("trueup._calibrate.SAMPLE", keep)
+        whole = trueup.calibrate(model, [x])
+        merged = trueup.calibrate(model, parts[:1] if shards else parts)
+        for part in reversed(parts[1:]) if shards else ():
+            merged = trueup.calibrate(model, [part]) + merged
+    rule = trueup.Evidence(0.05)
+    for name, site in whole.channels.items():
+        torch.testing.assert_close(merged.channels[name].total, site.total, atol=1e-12, rtol=1e-12)
+        assert merged.channels[name].sample.equal(site.sample)
+        torch.testing.assert_close(merged.channels[name].reference(rule), site.reference(rule), rtol=1e-9, atol=1e-12)
+
+
 def test_the_sample_is_of_the_images_whose_content_hashes_lowest_and_their_own_quantiles():
     model, x = make("vgg"), images(10)
     with pytest.MonkeyPatch.context() as patch:
@@ -88,6 +107,57 @@ def test_the_sample_is_of_the_images_whose_content_hashes_lowest_and_their_own_q
         ordered = np.sort(first_site(model, alone[key][None]).flatten())
         wanted = np.interp(F.levels(targets_module.SKETCH), np.linspace(0, 1, ordered.size), ordered)
         np.testing.assert_allclose(row, wanted, atol=1e-5)
+
+
+def first_norm(model, x):
+    """The output of the first norm of `mobilenet`, by hand."""
+    return model.stem[:2](x).detach()
+
+
+def test_channel_statistics_are_sums_over_all_images_and_those_of_single_ones():
+    model, x = make("mobilenet"), images(30)
+    targets = trueup.calibrate(model, x.split(7))
+    site = targets.channels["stem.1"]
+    a = first_norm(model, x).double().numpy()
+    assert site.shape == (8, 16, 16)
+    assert site.images == targets.images == 30
+    np.testing.assert_allclose(site.total[0], a.mean((2, 3)).sum(0), atol=1e-4)
+    np.testing.assert_allclose(site.total[1], a.var((2, 3)).sum(0), atol=1e-4)
+    one = {int(trueup.calibrate(model, [image[None]]).sampled): k for k, image in enumerate(x)}
+    order = [one[int(key)] for key in targets.sampled]
+    np.testing.assert_allclose(site.sample[:, 1], a.std((2, 3))[order], rtol=2e-3)
+    assert site.sample.dtype == torch.float16
+
+
+@pytest.mark.parametrize(("size", "bands"), [(16, True), (15, True), (14, False)])  # maps of 8, 8 and 7
+def test_small_maps_have_no_bands(size, bands):
+    model = make("mobilenet")
+    site = trueup.calibrate(model, [images(12, size)]).channels["stem.1"]
+    assert site.bands is bands
+    assert site.reference(trueup.Evidence()).shape == (4, 3 if bands else 2, 8)
+    assert site.reference(trueup.Evidence(bands=False)).shape == (4, 2, 8)
+    # Maps of other sizes are taken as those of calibration were.
+    robust = trueup.correct(model, trueup.calibrate(model, [images(12, size)]), trueup.Evidence())
+    assert robust(images(2, 14)).shape == robust(images(2, 40)).shape == (2, 10)
+
+
+def test_images_of_two_sizes_have_the_statistics_that_both_have():
+    model = make("mobilenet")
+    large, small = trueup.calibrate(model, [images(6, 32)]), trueup.calibrate(model, [images(6, 14)])
+    for merged in (large + small, small + large, trueup.calibrate(model, [images(6, 32), images(6, 14)])):
+        assert not merged.channels["stem.1"].bands
+        assert merged.channels["stem.1"].images == 12
+
+
+def test_the_budget_is_what_clean_images_lose():
+    model, x = make("mobilenet"), images(200)
+    targets = trueup.calibrate(model, x.split(50))
+    for budget in (0.01, 0.1):
+        usual = targets.channels["stem.1"].reference(trueup.Evidence(budget))
+        moments = trueup.channels.moments(first_norm(model, x), bands=True)[:, [0, 2, 3]].double()
+        before = trueup.channels.statistics(moments, usual[3])
+        lost = trueup.channels.shifts(before, usual).square().mean(0) / before.var(0, correction=0)
+        torch.testing.assert_close(lost, torch.full_like(lost, budget), rtol=0.05, atol=1e-3)
 
 
 def test_memory_does_not_depend_on_the_number_of_images():
@@ -145,7 +215,13 @@ def test_saving_and_loading_gives_the_same_targets(tmp_path):
             assert loaded[name].spread.equal(targets[name].spread)
             assert loaded[name].sample.equal(targets[name].sample)
             assert loaded[name].compression_error == targets[name].compression_error
-        assert trueup.correct(model, loaded)(x).equal(trueup.correct(model, targets)(x))
+        assert list(loaded.channels) == list(targets.channels) == trueup.sites(model, kind="norm")
+        for name, site in targets.channels.items():
+            assert (loaded.channels[name].shape, loaded.channels[name].images) == (site.shape, site.images)
+            assert loaded.channels[name].total.equal(site.total)
+            assert loaded.channels[name].sample.equal(site.sample)
+        for rule in (trueup.Correction(), trueup.Evidence(0.03), trueup.Evidence(bands=False)):
+            assert trueup.correct(model, loaded, rule)(x).equal(trueup.correct(model, targets, rule)(x))
         assert (loaded + targets).images == 12
     assert [path.name for path in tmp_path.iterdir()] == ["targets.safetensors"]
 
@@ -183,6 +259,40 @@ def test_a_newer_file_is_refused(saved):
     safetensors.torch.save_file(tensors, saved, metadata | {"version": "3"})
     with pytest.raises(ValueError, match="format version 3.*reads up to 2.*upgrade"):
         trueup.Targets.load(saved)
+
+
+def test_a_file_of_the_first_version_is_read_and_says_what_it_lacks(tmp_path):
+    model, path = make("mobilenet"), tmp_path / "targets.safetensors"
+    targets = trueup.calibrate(model, [images(4)], select=lambda site: site.kind == "activation")
+    targets.save(path)
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = {key: value for key, value in file.metadata().items() if key != "channels"}
+    safetensors.torch.save_file(safetensors.torch.load_file(path), path, metadata | {"version": "1"})
+    old = trueup.Targets.load(path)
+    assert trueup.correct(model, old)(images(2)).equal(trueup.correct(model, targets)(images(2)))
+    with pytest.raises(ValueError, match=r"Evidence needs statistics of channels.*calibrate again.*kind='norm'"):
+        trueup.correct(model, old, trueup.Evidence())
+    shift = trueup.measure(model, old, images(2))
+    assert shift.norms == ()
+    assert shift.image.isnan().all()
+    with pytest.raises(ValueError, match="cannot be added: one has sites"):
+        old + trueup.calibrate(model, [images(4)])
+
+
+def test_targets_of_norms_alone_serve_evidence_only():
+    model = make("mobilenet")
+    targets = trueup.calibrate(model, [images(8)], select=lambda site: site.kind == "norm")
+    assert targets.images == 8
+    assert repr(targets) == "Targets(0 sites, 7 norms, 8 images)"
+    assert trueup.correct(model, targets, trueup.Evidence())(images(2)).shape == (2, 10)
+    with pytest.raises(ValueError, match="Correction needs targets of activations"):
+        trueup.correct(model, targets)
+
+
+def test_a_model_without_norms_has_nothing_for_evidence():
+    model = make("vgg")
+    with pytest.raises(ValueError, match="Sequential has no such place"):
+        trueup.correct(model, trueup.calibrate(model, [images(2)]), trueup.Evidence())
 
 
 def test_a_file_that_lacks_something_is_refused(saved):
