@@ -8,7 +8,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from trueup import channels, functional, kernels
+from trueup import functional, kernels
 from trueup.correction import Correction
 from trueup.evidence import Evidence
 from trueup.graph import Options, Retrofit, Site
@@ -128,7 +128,7 @@ class _Realign(_AtSite):
     def forward(self, a: Tensor) -> Tensor:
         if self.rule.budget == 0:
             return a
-        return channels.realign(a.movedim(self.channels, 1), self.reference).movedim(1, self.channels)
+        return kernels.realign(a.movedim(self.channels, 1), self.reference).movedim(1, self.channels)
 
     def extra_repr(self) -> str:
         """In the way of torch's modules."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 __all__ = [
     "centre_and_spread",
+    "coefficients",
     "evidence",
     "local_mean",
     "moments",
@@ -134,23 +135,34 @@ def realign(a: Tensor, reference: Tensor) -> Tensor:
     - A channel of an image that holds NaN or infinity comes back as it is.
     """
     wide = _wide(a)
-    usual = reference.to(wide.dtype)
     mean, centred = _centre(wide)
     parts = _bands(centred) if reference.shape[1] == 3 else [(centred, torch.zeros_like(mean))]
     found = torch.stack([mean, *(_variance(part, offset) for part, offset in parts)], dim=1)
-    move, *logarithms = shifts(statistics(found, usual[3]), usual).unbind(dim=1)
-    gains = [logarithm.exp() for logarithm in logarithms]
-    start = mean + move
-    for gain, (_, offset) in zip(gains, parts, strict=True):
-        start = start - gain * offset
+    rule = coefficients(found, parts[0][1], reference)
+    start, *gains = rule.unbind(dim=1)
     out = _for_maps(start, wide)
     for gain, (part, _) in zip(gains, parts, strict=True):
         out = torch.addcmul(out, part, _for_maps(gain, wide))
     if a.dtype == torch.float16:
         limit = torch.finfo(a.dtype).max
         out = out.clamp(-limit, limit)
-    finite = torch.stack([start, *gains]).isfinite().all(dim=0)
-    return torch.where(_for_maps(finite, wide), out, wide).to(a.dtype)
+    return torch.where(_for_maps(rule.isfinite().all(dim=1), wide), out, wide).to(a.dtype)
+
+
+def coefficients(moments: Tensor, tilt: Tensor, reference: Tensor) -> Tensor:
+    """What `realign` makes of the parts of maps without their mean `(batch, k, channels)`: start + gain * part + ...
+
+    `moments` are the mean and the variance of each part `(batch, k, channels)`, `tilt` `(batch, channels)` the mean
+    that the low band has in spite of all, and the high band with the opposite sign. The first of the result is the
+    start, the others are gains.
+    """
+    usual = reference.to(moments.dtype)
+    moves = shifts(statistics(moments, usual[3]), usual)
+    gains = moves[:, 1:].exp()
+    start = moments[:, :1] + moves[:, :1] - gains[:, :1] * tilt[:, None]
+    if gains.shape[1] == 2:
+        start = start + gains[:, 1:] * tilt[:, None]
+    return torch.cat([start, gains], dim=1)
 
 
 def local_mean(maps: Tensor) -> Tensor:

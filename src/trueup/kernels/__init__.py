@@ -7,11 +7,13 @@ t[last] being the ends of the target t over those ranks, or, where the mean is k
 `step * (t[n-1] - t[0]) / (2 n)`; docs/performance.md derives it.
 
 One file a backend (`plain`: torch's own operators, on any device; `cpu`: numba; `triton`: CUDA), each with a function
-`correct_rows` of the same meaning; `operator` chooses among them. The only place that imports numba or triton.
+`correct_rows` of the same meaning; `operator` chooses among them. `realign` is the rule of evidence, likewise, with
+`cpu_maps` for the CPU. The only place that imports numba or triton.
 """
 
 from trueup.kernels.curve import curve_of
 from trueup.kernels.operator import correct, has_histogram
 from trueup.kernels.quantile import quantile_rows, quantiles
+from trueup.kernels.realign import realign
 
-__all__ = ["correct", "curve_of", "has_histogram", "quantile_rows", "quantiles"]
+__all__ = ["correct", "curve_of", "has_histogram", "quantile_rows", "quantiles", "realign"]

@@ -7,10 +7,6 @@ else parts of a row.
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,6 +25,7 @@ from trueup.kernels.bins import (
     offset_exponent,
     offset_exponent_of_row,
 )
+from trueup.kernels.threads import share
 
 _BLOCK = 4096  # values summed by themselves, so that a mean does not depend on how a row is shared among threads
 _PART = 16 * _BLOCK  # values worth a thread of their own
@@ -63,17 +60,17 @@ def _correct(rows: Tensor, out: Tensor, rule: tuple[Any, ...]) -> None:
     if batch >= threads or n < 2 * _PART:
         shares = min(threads, batch, max(1, a.size // _PART))
         bounds = np.linspace(0, batch, shares + 1).astype(np.int64)
-        _share(lambda k: _whole_rows(a, bits, into, bounds[k], bounds[k + 1], rule), shares)
+        share(lambda k: _whole_rows(a, bits, into, bounds[k], bounds[k + 1], rule), shares)
         return
     blocks = -(-n // _BLOCK)
     bounds = np.linspace(0, blocks, threads + 1).astype(np.int64)
     for row in range(batch):
         one = a[row], bits[row]
         counts, sums = np.empty((threads, _bins_of(rule)), np.int32), np.empty(blocks)
-        _share(lambda k: _count(*one, bounds[k], bounds[k + 1], rule[0], rule[6], counts[k], sums), threads)  # noqa: B023
+        share(lambda k: _count(*one, bounds[k], bounds[k + 1], rule[0], rule[6], counts[k], sums), threads)  # noqa: B023
         shift = np.empty(_bins_of(rule), np.float32)
         finite = _table(counts.sum(axis=0, dtype=np.int32), sums, n, rule, shift)
-        _share(lambda k: _map(*one, into[row], bounds[k], bounds[k + 1], rule, shift, finite), threads)  # noqa: B023
+        share(lambda k: _map(*one, into[row], bounds[k], bounds[k + 1], rule, shift, finite), threads)  # noqa: B023
 
 
 def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
@@ -90,25 +87,8 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     arrays: tuple[Any, ...] = tuple(tensor.numpy() for tensor in tensors)
     shares = min(torch.get_num_threads(), len(rows), max(1, rows.numel() // _PART))
     bounds = np.linspace(0, len(rows), shares + 1).astype(np.int64)
-    _share(lambda k: _quantiles(*arrays, bounds[k], bounds[k + 1]), shares)  # type: ignore[call-arg]
+    share(lambda k: _quantiles(*arrays, bounds[k], bounds[k + 1]), shares)  # type: ignore[call-arg]
     return out
-
-
-def _share(work: Callable[[int], None], shares: int) -> None:
-    """Do `work(0)`, `work(1)`, ... side by side."""
-    if shares == 1:
-        work(0)
-        return
-    others = [_pool(os.getpid(), shares - 1).submit(work, k) for k in range(1, shares)]
-    work(0)
-    for other in others:
-        other.result()
-
-
-@functools.lru_cache(maxsize=1)
-def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process: a forked one has none of its parent's."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="trueup")
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,165 @@
+"""The rule of evidence on the CPU, compiled by numba: one pass over each map to measure it, one to write it.
+
+A map is small enough for the fastest memory, where torch's own operators write each step of each map out and read it
+back. What lies between the two passes, the rule itself, is `channels.coefficients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from trueup import channels
+from trueup.kernels.threads import share
+
+_PART = 1 << 16  # values worth a thread of their own
+_RUN = 1024  # values summed in float32; the sums of these are summed in float64
+
+
+def realign_maps(maps: Tensor, reference: Tensor) -> Tensor:
+    """As `channels.realign`, of contiguous float32 maps `(batch, channels, height, width)`."""
+    bands = reference.shape[1] == 3
+    width = maps.shape[3]
+    planes = maps.detach().view(-1, maps.shape[2] * width).numpy()
+    out = torch.empty_like(maps)
+    into, found = out.view(planes.shape).numpy(), np.empty((len(planes), 4), np.float32)
+    _shared(lambda begin, end: _measure(planes, begin, end, width if bands else 0, found), planes)
+    mean, tilt, low, high = torch.from_numpy(found).view(*maps.shape[:2], 4).unbind(dim=2)
+    moments = torch.stack([mean, low, high] if bands else [mean, low], dim=1)
+    rule = channels.coefficients(moments, tilt, reference)
+    gains = torch.cat([mean[:, None], rule], dim=1).transpose(1, 2).reshape(len(planes), -1).contiguous().numpy()
+    _shared(lambda begin, end: _write(planes, begin, end, width, gains, into), planes)
+    return out
+
+
+def _shared(work: Callable[[int, int], None], planes: np.ndarray) -> None:
+    shares = min(torch.get_num_threads(), len(planes), max(1, planes.size // _PART))
+    bounds = np.linspace(0, len(planes), shares + 1).astype(np.int64)
+    share(lambda k: work(bounds[k], bounds[k + 1]), shares)
+
+
+@njit(nogil=True, cache=True)
+def _measure(planes, begin, end, width, found):
+    """Mean, tilt, and the variance of each part, of each map from `begin` to `end`; of the whole if `width` is 0."""
+    n = planes.shape[1]
+    centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
+    for p in range(begin, end):
+        mean = np.float32(_sum(planes[p]) / n)
+        square = _centre(planes[p], mean, centred)
+        found[p, 0], found[p, 1], found[p, 2], found[p, 3] = mean, 0.0, square / n, 0.0
+        if width:
+            _smooth_rows(centred, width, beside)
+            tilt = low = high = 0.0
+            for first, last, up, down in _blocks(n, width):
+                t, s, h = _measure_block(centred, beside, first, last, up, down)
+                tilt, low, high = tilt + t, low + s, high + h
+            tilt = tilt / n
+            found[p, 1] = tilt
+            found[p, 2], found[p, 3] = max(low / n - tilt * tilt, 0.0), max(high / n - tilt * tilt, 0.0)
+
+
+# The order of a sum is the compiler's choice, so that it can use vectors: the same one every time. Loops run over slices
+# from 0, because an index that might be negative keeps it from that.
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _sum(plane):
+    total = 0.0
+    for begin in range(0, len(plane), _RUN):
+        run, part = plane[begin : begin + _RUN], np.float32(0.0)
+        for k in range(len(run)):
+            part += run[k]
+        total += part
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _centre(plane, mean, centred):
+    """The map without its mean, into `centred`; returns the sum of its squares."""
+    total = 0.0
+    for begin in range(0, len(plane), _RUN):
+        run, into, part = plane[begin : begin + _RUN], centred[begin : begin + _RUN], np.float32(0.0)
+        for k in range(len(run)):
+            value = run[k] - mean
+            into[k] = value
+            part += value * value
+        total += part
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _smooth_rows(plane, width, beside):
+    """The mean of each value and those beside it in its row, into `beside`; of two at an end."""
+    third, half = np.float32(1 / 3), np.float32(0.5)
+    before, here, after, into = plane[:-2], plane[1:-1], plane[2:], beside[1:-1]
+    for k in range(len(into)):  # as if there were no ends, which is one long loop, and then these
+        into[k] = (before[k] + here[k] + after[k]) * third
+    for first in range(0, len(plane), width):
+        last = first + width - 1
+        beside[first] = (plane[first] + plane[min(first + 1, last)]) * half
+        beside[last] = (plane[max(last - 1, first)] + plane[last]) * half
+
+
+@njit(nogil=True, cache=True)
+def _blocks(n, width):
+    """The first row, those in the middle and the last: where each begins and ends, and the rows above and below it."""
+    if n == width:
+        return [(0, n, 0, 0)]
+    return [(0, width, 0, width), (width, n - width, -width, width), (n - width, n, -width, 0)]
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _measure_block(centred, beside, first, last, up, down):
+    """The sums over a block of the low band, of its squares, and of the high band's."""
+    scale = np.float32(1 / (1 + (up != 0) + (down != 0)))
+    above_scale, below_scale = scale * np.float32(up != 0), scale * np.float32(down != 0)
+    total_tilt = total_low = total_high = 0.0
+    for begin in range(first, last, _RUN):
+        end = min(begin + _RUN, last)
+        here, above, below = beside[begin:end], beside[begin + up : end + up], beside[begin + down : end + down]
+        row = centred[begin:end]
+        tilt = low = high = np.float32(0.0)
+        for k in range(len(row)):
+            smooth = here[k] * scale + above[k] * above_scale + below[k] * below_scale
+            rough = row[k] - smooth
+            tilt += smooth
+            low += smooth * smooth
+            high += rough * rough
+        total_tilt, total_low, total_high = total_tilt + tilt, total_low + low, total_high + high
+    return total_tilt, total_low, total_high
+
+
+@njit(nogil=True, cache=True)
+def _write(planes, begin, end, width, gains, into):
+    """Each map from `begin` to `end`: start + gain * part + ..., or as it is where one of these is no number."""
+    n = planes.shape[1]
+    centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
+    for p in range(begin, end):
+        finite = True
+        for value in gains[p]:
+            finite = finite and np.isfinite(value)
+        mean, start, low = gains[p, 0], gains[p, 1], gains[p, 2]
+        if not finite:
+            into[p] = planes[p]
+        elif gains.shape[1] == 3:
+            for k in range(n):
+                into[p, k] = start + low * (planes[p, k] - mean)
+        else:
+            for k in range(n):
+                centred[k] = planes[p, k] - mean
+            _smooth_rows(centred, width, beside)
+            for first, last, up, down in _blocks(n, width):
+                _write_block(centred, beside, first, last, up, down, start, low, gains[p, 3], into[p])
+
+
+@njit(nogil=True, cache=True)
+def _write_block(centred, beside, first, last, up, down, start, low, high, into):
+    scale = np.float32(1 / (1 + (up != 0) + (down != 0)))
+    above_scale, below_scale = scale * np.float32(up != 0), scale * np.float32(down != 0)
+    here, above, below = beside[first:last], beside[first + up : last + up], beside[first + down : last + down]
+    row, out = centred[first:last], into[first:last]
+    for k in range(len(row)):
+        smooth = here[k] * scale + above[k] * above_scale + below[k] * below_scale
+        out[k] = start + low * smooth + high * (row[k] - smooth)

@@ -1,0 +1,93 @@
+"""The fast rule of evidence against its specification."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from trueup import channels, kernels
+
+pytest.importorskip("numba")
+
+
+def maps(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def reference(clean: Tensor, *, bands: bool) -> Tensor:
+    moments = channels.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
+    floor = (1e-3 * moments.mean(dim=0).abs()).clamp(min=1e-24)
+    return channels.reference_of(channels.statistics(moments, floor), floor, budget=0.05)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bands"),
+    [
+        ((1, 1, 1, 1), True),  # smallest
+        ((2, 3, 1, 5), True),  # one row
+        ((2, 3, 6, 1), True),  # one column
+        ((3, 2, 2, 2), True),  # all border
+        ((5, 4, 9, 13), True),  # no power of two
+        ((64, 16, 32, 32), True),  # enough for several threads
+        ((64, 16, 32, 32), False),
+        ((4, 3, 7), False),  # a sequence
+        ((4, 3, 3, 4, 5), False),  # a volume
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_fast_one_agrees_with_the_specification(shape, bands, threads):
+    clean = maps(30, *shape[1:])
+    usual, x = reference(clean, bands=bands), 2 * maps(*shape, seed=1) + 0.5
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out = kernels.realign(x, usual)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(out, channels.realign(x.double(), usual).float(), atol=3e-5, rtol=1e-4)
+    assert torch.cat([kernels.realign(image[None], usual) for image in x[:4]]).equal(out[:4])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_single(dtype):
+    usual, x = reference(maps(30, 4, 8, 8), bands=True), (3 * maps(5, 4, 8, 8, seed=1)).to(dtype)
+    out = kernels.realign(x, usual)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, channels.realign(x, usual))
+
+
+def test_layouts_are_kept():
+    usual, x = reference(maps(30, 4, 8, 8), bands=True), 3 * maps(5, 4, 8, 8, seed=1)
+    wanted = kernels.realign(x, usual)
+    for other in (x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
+        out = kernels.realign(other, usual)
+        assert out.equal(wanted)
+        assert out.stride() == other.stride()
+    assert kernels.realign(x[:0], usual).shape == (0, 4, 8, 8)
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bands", [False, True])
+def test_what_is_not_finite_comes_back_as_it_is(poison, bands):
+    usual, x = reference(maps(30, 4, 8, 8), bands=bands), 3 * maps(5, 4, 8, 8, seed=1)
+    clean = kernels.realign(x, usual)
+    x[1, 2, 3, 4] = poison
+    out = kernels.realign(x, usual)
+    assert out[1, 2].nan_to_num(9).equal(x[1, 2].nan_to_num(9))
+    out[1, 2] = clean[1, 2]
+    assert out.equal(clean)
+
+
+def test_gradients_are_those_of_the_specification():
+    usual = reference(maps(30, 4, 8, 8), bands=True)
+    x, y = ((3 * maps(5, 4, 8, 8, seed=1)).requires_grad_() for _ in range(2))
+    kernels.realign(x, usual).square().sum().backward()
+    channels.realign(y, usual).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_torch_approves_of_the_operator():
+    x = maps(2, 3, 8, 8).requires_grad_()
+    torch.library.opcheck(torch.ops.trueup.realign.default, (x, reference(maps(30, 3, 8, 8), bands=True)))
