@@ -146,7 +146,7 @@ class ChannelTarget:
     def of(cls, a: Tensor, *, sample: Tensor) -> ChannelTarget:
         """The statistics of activations `(batch, channels, ...)`; `sample` indexes the images to be kept singly."""
         a = a.detach()
-        moments = channels.moments(a, bands=a.dim() == 4 and min(a.shape[2:]) >= BANDED)
+        moments = kernels.moments(a, bands=a.dim() == 4 and min(a.shape[2:]) >= BANDED)
         kept = moments[sample.to(a.device)]
         # Three digits are plenty beside the spread over images, and halve the file: most of it is this.
         deviations = torch.cat([kept[:, :1], kept[:, 1:].sqrt()], dim=1)
@@ -174,7 +174,7 @@ class ChannelTarget:
         rows = self._rows(bands=True)
         floor = self._floor(rows)
         usual = channels.centre_and_spread(self._statistics(rows, floor))
-        moments = channels.moments(a, bands=self.bands)[:, rows].double().cpu()
+        moments = kernels.moments(a, bands=self.bands)[:, rows].double().cpu()
         return channels.evidence(channels.statistics(moments, floor), usual).mean(dim=(1, 2))
 
     def clean_evidence(self) -> Tensor:

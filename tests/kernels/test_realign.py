@@ -48,6 +48,8 @@ def test_the_fast_one_agrees_with_the_specification(shape, bands, threads):
         torch.set_num_threads(before)
     torch.testing.assert_close(out, channels.realign(x.double(), usual).float(), atol=3e-5, rtol=1e-4)
     assert torch.cat([kernels.realign(image[None], usual) for image in x[:4]]).equal(out[:4])
+    found, wanted = kernels.moments(x, bands=bands), channels.moments(x.double(), bands=bands)
+    torch.testing.assert_close(found, wanted.float(), atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -86,6 +88,13 @@ def test_gradients_are_those_of_the_specification():
     kernels.realign(x, usual).square().sum().backward()
     channels.realign(y, usual).square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_what_comes_out_may_be_written_into():
+    x, usual = maps(2, 3, 8, 8).requires_grad_(), reference(maps(30, 3, 8, 8), bands=True)
+    for look in (lambda a: a, lambda a: a.movedim(1, -1)):
+        look(kernels.realign(x, usual)).relu_().sum().backward()
+    assert x.grad.isfinite().all()
 
 
 def test_torch_approves_of_the_operator():

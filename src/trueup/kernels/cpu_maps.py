@@ -20,20 +20,31 @@ _PART = 1 << 16  # values worth a thread of their own
 _RUN = 1024  # values summed in float32; the sums of these are summed in float64
 
 
-def realign_maps(maps: Tensor, reference: Tensor) -> Tensor:
-    """As `channels.realign`, of contiguous float32 maps `(batch, channels, height, width)`."""
+def realign_maps(maps: Tensor, reference: Tensor, out: Tensor) -> None:
+    """As `channels.realign`, of contiguous float32 maps `(batch, channels, height, width)`, into `out`."""
     bands = reference.shape[1] == 3
-    width = maps.shape[3]
-    planes = maps.detach().view(-1, maps.shape[2] * width).numpy()
-    out = torch.empty_like(maps)
-    into, found = out.view(planes.shape).numpy(), np.empty((len(planes), 4), np.float32)
-    _shared(lambda begin, end: _measure(planes, begin, end, width if bands else 0, found), planes)
-    mean, tilt, low, high = torch.from_numpy(found).view(*maps.shape[:2], 4).unbind(dim=2)
-    moments = torch.stack([mean, low, high] if bands else [mean, low], dim=1)
-    rule = channels.coefficients(moments, tilt, reference)
-    gains = torch.cat([mean[:, None], rule], dim=1).transpose(1, 2).reshape(len(planes), -1).contiguous().numpy()
-    _shared(lambda begin, end: _write(planes, begin, end, width, gains, into), planes)
-    return out
+    found = measure_maps(maps, bands=bands)
+    moments, tilt = found[:, [0, 2, 3] if bands else [0, 1]], found[:, 4]
+    rule = torch.cat([found[:, :1], channels.coefficients(moments, tilt, reference)], dim=1)
+    planes, into = _planes(maps), _planes(out)
+    gains = rule.transpose(1, 2).reshape(len(planes), -1).contiguous().numpy()
+    _shared(lambda begin, end: _write(planes, begin, end, maps.shape[3], gains, into), planes)
+
+
+def measure_maps(maps: Tensor, *, bands: bool) -> Tensor:
+    """Of contiguous float32 maps: their four `channels.moments`, and the low band's mean `(batch, 5, channels)`.
+
+    Without `bands`, the last three are 0.
+    """
+    planes, found = _planes(maps), np.zeros((maps.shape[0] * maps.shape[1], 5), np.float32)
+    _shared(lambda begin, end: _measure(planes, begin, end, maps.shape[3] if bands else 0, found), planes)
+    return torch.from_numpy(found).view(*maps.shape[:2], 5).transpose(1, 2)
+
+
+def _planes(maps: Tensor) -> np.ndarray:
+    """As rows, one a map; they share memory."""
+    planes: np.ndarray = maps.detach().view(-1, maps.shape[2] * maps.shape[3]).numpy()
+    return planes
 
 
 def _shared(work: Callable[[int, int], None], planes: np.ndarray) -> None:
@@ -44,13 +55,13 @@ def _shared(work: Callable[[int, int], None], planes: np.ndarray) -> None:
 
 @njit(nogil=True, cache=True)
 def _measure(planes, begin, end, width, found):
-    """Mean, tilt, and the variance of each part, of each map from `begin` to `end`; of the whole if `width` is 0."""
+    """What `measure_maps` tells of each map from `begin` to `end`; there are bands if `width` is not 0."""
     n = planes.shape[1]
     centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
     for p in range(begin, end):
         mean = np.float32(_sum(planes[p]) / n)
         square = _centre(planes[p], mean, centred)
-        found[p, 0], found[p, 1], found[p, 2], found[p, 3] = mean, 0.0, square / n, 0.0
+        found[p, 0], found[p, 1] = mean, square / n
         if width:
             _smooth_rows(centred, width, beside)
             tilt = low = high = 0.0
@@ -58,12 +69,12 @@ def _measure(planes, begin, end, width, found):
                 t, s, h = _measure_block(centred, beside, first, last, up, down)
                 tilt, low, high = tilt + t, low + s, high + h
             tilt = tilt / n
-            found[p, 1] = tilt
             found[p, 2], found[p, 3] = max(low / n - tilt * tilt, 0.0), max(high / n - tilt * tilt, 0.0)
+            found[p, 4] = tilt
 
 
-# The order of a sum is the compiler's choice, so that it can use vectors: the same one every time. Loops run over slices
-# from 0, because an index that might be negative keeps it from that.
+# The order of a sum is the compiler's choice, so that it can use vectors: the same one every time. Loops run over
+# slices from 0, because an index that might be negative keeps it from that.
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _sum(plane):
     total = 0.0
@@ -71,7 +82,7 @@ def _sum(plane):
         run, part = plane[begin : begin + _RUN], np.float32(0.0)
         for k in range(len(run)):
             part += run[k]
-        total += part
+        total += float(part)
     return total
 
 
@@ -85,7 +96,7 @@ def _centre(plane, mean, centred):
             value = run[k] - mean
             into[k] = value
             part += value * value
-        total += part
+        total += float(part)
     return total
 
 
@@ -106,8 +117,8 @@ def _smooth_rows(plane, width, beside):
 def _blocks(n, width):
     """The first row, those in the middle and the last: where each begins and ends, and the rows above and below it."""
     if n == width:
-        return [(0, n, 0, 0)]
-    return [(0, width, 0, width), (width, n - width, -width, width), (n - width, n, -width, 0)]
+        return (0, n, 0, 0), (n, n, 0, 0), (n, n, 0, 0)
+    return (0, width, 0, width), (width, n - width, -width, width), (n - width, n, -width, 0)
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
@@ -127,7 +138,7 @@ def _measure_block(centred, beside, first, last, up, down):
             tilt += smooth
             low += smooth * smooth
             high += rough * rough
-        total_tilt, total_low, total_high = total_tilt + tilt, total_low + low, total_high + high
+        total_tilt, total_low, total_high = total_tilt + float(tilt), total_low + float(low), total_high + float(high)
     return total_tilt, total_low, total_high
 
 
