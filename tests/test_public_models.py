@@ -48,6 +48,30 @@ def test_a_strong_corruption_is_mended_and_clean_images_survive(resnet20, cifar,
     assert accuracy(robust, test.images, test.labels) > accuracy(resnet20, test.images, test.labels) - 0.03
 
 
+@pytest.mark.parametrize("corruption", ["gaussian_blur", "speckle_noise"])
+def test_evidence_mends_more_and_costs_clean_images_nothing(resnet20, cifar, targets, corruption):
+    test = cifar[1].first(250)
+    robust = trueup.correct(resnet20, targets, trueup.Evidence(0.02))
+    changed = corrupt(test.images, corruption, 5, family="cifar10-c")
+    before, paper, after = (
+        accuracy(network, changed, test.labels)
+        for network in (resnet20, trueup.correct(resnet20, targets, PAPERS_CIFAR), robust)
+    )
+    assert after > before + 0.1
+    assert after > paper
+    assert accuracy(robust, test.images, test.labels) > accuracy(resnet20, test.images, test.labels) - 0.015
+
+
+def test_surprise_is_calibrated_on_real_images_and_finds_corruption(resnet20, cifar, targets):
+    """On images the model was not trained on, from targets of some that it was."""
+    some, others = cifar[1].images[250:1250], cifar[1].images[:250]
+    clean = torch.cat([trueup.measure(resnet20, targets, IMAGENET(part)).image for part in some.split(250)])
+    assert (clean > 0.99).float().mean() < 0.03
+    assert 0.4 < (clean > 0.5).float().mean() < 0.6
+    blurred = trueup.measure(resnet20, targets, IMAGENET(corrupt(others, "gaussian_blur", 5, family="cifar10-c"))).image
+    assert (blurred > 0.9).float().mean() > 0.8
+
+
 def test_the_paper_to_the_letter_would_ruin_it(resnet20, cifar, targets):
     """Why there is `location`: the appendix's pseudocode never puts the mean back that it takes away."""
     test = cifar[1].first(100)

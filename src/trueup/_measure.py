@@ -26,9 +26,8 @@ class Shift:
     After norms: `evidence` is the mean over channels of the squared distance of their statistics from what is usual,
     in spreads, 1 on clean images; `surprise` is its rank among clean images that were kept.
 
-    `image` is one number an image, the rank of its most surprising norm among those of the clean images that were
-    kept. NaN where the targets hold no channel statistics. Both ranks are calibrated: of clean images that were not
-    seen, about 1 % lie above 0.99.
+    `image` is one number an image: the rank of its mean evidence over all norms. NaN where the targets hold no channel
+    statistics. Both ranks are calibrated: of clean images that were not seen, about 1 % lie above 0.99.
     """
 
     sites: tuple[str, ...]
@@ -83,20 +82,8 @@ def measure(model: nn.Module, targets: Targets, images: Tensor, **options: Unpac
         norms=tuple(scores),
         evidence=evidence.float(),
         surprise=_columns([_rank(*pair) for pair in zip(evidence.T, clean.T, strict=True)], len(images)).float(),
-        image=_rank(_overall(evidence, clean), _overall(clean, clean)).float(),
+        image=_rank(evidence.mean(dim=1), clean.mean(dim=1)).float(),  # NaN where there are none
     )
-
-
-def _overall(evidence: Tensor, clean: Tensor) -> Tensor:
-    """One number an image `(images,)`: the logarithm of its evidence, at the norm where that is highest for its kind.
-
-    Not the highest rank: of many norms, there is often one at which an ordinary image has the highest of all.
-    """
-    if clean.shape[1] == 0:
-        return evidence.new_full((len(evidence),), torch.nan)
-    usual = clean.log()
-    spread = usual.std(dim=0, correction=0).clamp(min=1e-6)
-    return ((evidence.log() - usual.mean(dim=0)) / spread).amax(dim=1)
 
 
 def _rank(scores: Tensor, clean: Tensor) -> Tensor:
