@@ -53,9 +53,12 @@ def calibrate(
     probe = Probe(model, kinds=get_args(Kind), **options)
     fingerprint = Fingerprint.of(probe.model)
     exact = method == "sort"
-    parts = (_targets_of(probe, images, fingerprint, resolution, exact) for images in probe.checked(_images(loader)))
-    shards = _of_all_ranks(_sum(parts))
-    if (targets := _sum(shard for shard in shards if shard is not None)) is None:
+    mine: Targets | None = None
+    for images in probe.checked(_images(loader)):
+        last = int(mine.sampled[-1]) if mine is not None and len(mine.sampled) == SAMPLE else None
+        part = _targets_of(probe, images, fingerprint, resolution, exact, last)
+        mine = part if mine is None else mine + part
+    if (targets := _sum(shard for shard in _of_all_ranks(mine) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
     totals = {name: site.total for sites in (targets.sites, targets.channels) for name, site in sites.items()}
     for name, total in totals.items():
@@ -85,10 +88,13 @@ def _images(loader: Iterable[Any]) -> Iterator[Tensor]:
             yield images
 
 
-def _targets_of(probe: Probe, images: Tensor, fingerprint: Fingerprint, resolution: int | None, exact: bool) -> Targets:
-    """The targets of one batch."""
+def _targets_of(
+    probe: Probe, images: Tensor, fingerprint: Fingerprint, resolution: int | None, exact: bool, last: int | None
+) -> Targets:
+    """The targets of one batch. Of images that come after the key `last`, none need be kept singly."""
     keys, order = _keys(images).sort(stable=True)
-    sample = order[:SAMPLE]
+    count = SAMPLE if last is None else min(SAMPLE, int((keys < last).sum()))
+    sample = order[:count]
 
     def look(site: Site, a: Tensor) -> SiteTarget | ChannelTarget:
         if site.kind == "norm":
@@ -98,7 +104,7 @@ def _targets_of(probe: Probe, images: Tensor, fingerprint: Fingerprint, resoluti
     seen = probe(images, look)
     sites = {name: target for name, target in seen.items() if isinstance(target, SiteTarget)}
     norms = {name: target for name, target in seen.items() if isinstance(target, ChannelTarget)}
-    return Targets(sites, keys[:SAMPLE], fingerprint, norms)
+    return Targets(sites, keys[:count], fingerprint, norms)
 
 
 def _keys(images: Tensor) -> Tensor:

@@ -325,8 +325,13 @@ def _merge(name: str, a: SiteTarget, b: SiteTarget, order: Tensor) -> SiteTarget
         square=a.square + b.square,
         loss=a.loss + b.loss,
         images=a.images + b.images,
-        sample=torch.cat([a.sample, b.sample])[order],
+        sample=_kept(a.sample, b.sample, order),
     )
+
+
+def _kept(a: Tensor, b: Tensor, order: Tensor) -> Tensor:
+    """The single images of both that stay; without a copy where the second has none, as is soon the rule."""
+    return torch.cat([a, b])[order] if len(b) else a
 
 
 def _merge_channels(a: ChannelTarget, b: ChannelTarget, order: Tensor) -> ChannelTarget:
@@ -335,7 +340,7 @@ def _merge_channels(a: ChannelTarget, b: ChannelTarget, order: Tensor) -> Channe
         shape=a.shape,
         total=a.total[:rows] + b.total[:rows],
         images=a.images + b.images,
-        sample=torch.cat([a.sample[:, :rows], b.sample[:, :rows]])[order],
+        sample=_kept(a.sample[:, :rows], b.sample[:, :rows], order),
     )
 
 
