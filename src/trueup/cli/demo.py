@@ -104,5 +104,5 @@ def _summary(result: demo.Result) -> list[str]:
     return [
         f"Sets:   {sets}",
         f"Mean:   {accuracy}, {result.clean.gain:+.1f} on clean images",
-        f"Time:   {cost} ({factor:.0f} times); calibration, once, {result.calibration_seconds:.0f} s",
+        f"Time:   {cost} ({factor:.2g} times); calibration, once, {result.calibration_seconds:.0f} s",
     ]
