@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from trueup.cli import app
 from trueup.data import download
+from trueup.data.corrupted.manifest import Made, Manifest
 from trueup.data.download import REMOTES, DownloadError, Remote, fetch, get, unpack
 
 
@@ -208,6 +209,16 @@ def test_a_set_is_downloaded_once_and_then_used(server, small_set, tmp_path):
     asked = len(server.ranges)
     assert get("small", tmp_path) == paths
     assert len(server.ranges) == asked
+
+
+def test_a_set_that_was_made_here_is_not_taken_for_the_published_one(small_set, tmp_path):
+    get("small", tmp_path)
+    manifest = Manifest.read(tmp_path / "set")
+    get("small", tmp_path)
+    manifest.files["batch"] = Made("", 5, 1, 0, [])
+    manifest.write()
+    with pytest.raises(DownloadError, match="move it away to have the published ones"):
+        get("small", tmp_path)
 
 
 def test_the_command_gets_a_set_and_answers_mistakes_in_a_sentence(server, small_set, tmp_path):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from trueup.data.corrupted.manifest import Manifest
 from trueup.data.root import data_root
 
 Report = Callable[[str, int, int | None], None]
@@ -124,6 +125,11 @@ def get(
     if name not in remotes:
         raise ValueError(f"no published source of {name!r} is known; known: {', '.join(remotes)}")
     base = data_root(root)
+    for folder in {base / made.partition("/")[0] for remote in remotes[name] for made in remote.makes}:
+        if Manifest.read(folder).files:
+            raise DownloadError(
+                f"{folder} holds files that `trueup data make` made; move it away to have the published ones"
+            )
     for remote in remotes[name]:
         if all((base / made).exists() for made in remote.makes):
             continue
