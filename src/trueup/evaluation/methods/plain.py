@@ -29,8 +29,25 @@ class Uncorrected:
         return clone(model).eval()
 
 
+class _Rule:
+    """A rule of `trueup.correct` as a method: its name spells the fields that are not the rule's defaults."""
+
+    kind: str
+    needs = Needs(targets=True)
+
+    @property
+    def name(self) -> str:
+        """The kind, and the fields that are not the defaults."""
+        return spell(self)
+
+    def prepare(self, model: nn.Module, targets: Targets | None) -> Network:
+        """`trueup.correct`."""
+        assert isinstance(self, Correction | Evidence)
+        return correct(model, given(self.name, targets), self)
+
+
 @dataclass(frozen=True)
-class Correct(Correction):
+class Correct(_Rule, Correction):
     """The paper's correction; its fields are those of `trueup.Correction`.
 
     >>> Correct(lambda1=1.0, lambda2=0.2).name
@@ -38,20 +55,10 @@ class Correct(Correction):
     """
 
     kind = "correct"
-    needs = Needs(targets=True)
-
-    @property
-    def name(self) -> str:
-        """The fields that are not `Correction`'s defaults."""
-        return spell(self)
-
-    def prepare(self, model: nn.Module, targets: Targets | None) -> Network:
-        """`trueup.correct`."""
-        return correct(model, given(self.name, targets), self)
 
 
 @dataclass(frozen=True)
-class Realign(Evidence):
+class Realign(_Rule, Evidence):
     """Channels moved back in proportion to the evidence of a shift; its fields are those of `trueup.Evidence`.
 
     >>> Realign(budget=0.02).name
@@ -59,16 +66,6 @@ class Realign(Evidence):
     """
 
     kind = "evidence"
-    needs = Needs(targets=True)
-
-    @property
-    def name(self) -> str:
-        """The fields that are not `Evidence`'s defaults."""
-        return spell(self)
-
-    def prepare(self, model: nn.Module, targets: Targets | None) -> Network:
-        """`trueup.correct`."""
-        return correct(model, given(self.name, targets), self)
 
 
 def given(name: str, targets: Targets | None) -> Targets:
