@@ -37,9 +37,9 @@ def methods(network: str) -> dict[str, trueup.Correction | None]:
     lambda1, lambda2 = PAPERS[network]
     return {
         "uncorrected": None,
-        "keep": trueup.Correction(lambda1, lambda2),
-        "match": trueup.Correction(lambda1, lambda2, location="match"),
-        "keep, not sparse": trueup.Correction(lambda1, lambda2, sparse=False),
+        "keep": trueup.Correction(lambda1, lambda2, method="sort"),
+        "match": trueup.Correction(lambda1, lambda2, location="match", method="sort"),
+        "keep, not sparse": trueup.Correction(lambda1, lambda2, sparse=False, method="sort"),
     }
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     chosen = {name: rule for name, rule in methods(asked.network).items() if name in (asked.method or [name])}
     model, seen, test = (_cifar if small else _imagenet)(asked.data, calibrate, max(clean, count))
     model = model.to(asked.device)
-    targets = trueup.calibrate(model, (batch.to(asked.device) for batch in seen))
+    targets = trueup.calibrate(model, (batch.to(asked.device) for batch in seen), method="sort")
     networks = {name: model if rule is None else trueup.correct(model, targets, rule) for name, rule in chosen.items()}
     for corruption, severity, images in cases:
         missing = [m for m in networks if (asked.network, m, corruption, severity, images) not in done]

@@ -41,11 +41,13 @@ def main() -> None:
     blurred = IMAGENET(corrupt(test, "gaussian_blur", 5, family="cifar10-c"))
 
     def calibrated(resolution: int | None) -> trueup.Targets:
-        return trueup.calibrate(model, (IMAGENET(part) for part in train.split(250)), resolution=resolution)
+        batches = (IMAGENET(part) for part in train.split(250))
+        only = {"select": lambda site: site.kind == "activation"}  # what norms keep does not depend on levels
+        return trueup.calibrate(model, batches, resolution=resolution, method="sort", **only)
 
     @torch.inference_mode()
     def predictions(targets: trueup.Targets) -> torch.Tensor:
-        robust = trueup.correct(model, targets, trueup.Correction(1.0, 0.2))
+        robust = trueup.correct(model, targets, trueup.Correction(1.0, 0.2, method="sort"))
         return torch.cat([robust(part).argmax(dim=1) for part in blurred.split(250)])
 
     full = calibrated(None)

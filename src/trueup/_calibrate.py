@@ -39,7 +39,7 @@ def calibrate(
     `select=lambda site: site.kind == "activation"` it is the former only.
 
     With `method="sort"` these values are exact. `"auto"` and `"histogram"` read those of rows longer than `resolution`
-    from a histogram, which takes a fraction of the time: each image's quantiles are then within 0.4 % (or 1/4096 of its
+    from a histogram, which takes a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its
     largest activation), and minimum and maximum are exact. Double precision and `resolution=None` are always sorted.
 
     The result does not depend on how the images are cut into batches, and the targets of two parts of a data set add

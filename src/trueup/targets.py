@@ -97,8 +97,8 @@ class SiteTarget:
     def compression_error(self) -> float:
         """The mean over images of the 1-Wasserstein distance between their activations and what is kept of them.
 
-        Taking the mean over images is linear, so the error of `target` is at most this. Where quantiles were read from
-        a histogram, it is estimated from them halfway between levels: about half of what it is when measured.
+        Taking the mean over images is linear, so the error of `target` is at most this where quantiles were sorted.
+        Where they were read from histograms, it is an estimate from them, halfway between levels, and too low.
         """
         return self.loss / self.images
 

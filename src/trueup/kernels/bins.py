@@ -21,8 +21,8 @@ BELOW = 3  # octaves from the target's largest value down to the offset
 OUTSIDE = 8  # octaves below the offset at which exponents begin to count: the width of a bin there
 SPAN = OUTSIDE + OCTAVES  # octaves in which they do not
 
-# The last bin that a value can fall into is in the array.
-assert 255 - SPAN + FINE * OCTAVES < BINS
+# No value falls into the last bin of the array: a kernel may keep something else there.
+assert 255 - SPAN + FINE * OCTAVES < BINS - 1
 
 
 def offset_exponent(curve: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ Two passes over the activations and no host in between: count them into bins, th
 a table. Where rows are many and not too long, one program does all of that for a row. Else rows are cut into parts,
 and there are three kernels: to count the parts, to make a table of each row's counts, to map the parts.
 
-Counting is what Triton is bad at: its own histogram takes 26 times as long as reading the values, atomics in global
-memory five times. Atomics in shared memory are as fast as reading, and a line of PTX away: `_MEMORY_2048` and the like
+Counting is what Triton is bad at: its own histogram, and atomics in global memory, take many times as long as reading
+the values. Atomics in shared memory keep up with it, and are a line of PTX away: `_MEMORY_2048` and the like
 declare the memory, `_ADD`, `_PUT` and `_GET` use it. Elsewhere (`shared=False`: other vendors, Triton's interpreter)
 the same kernels use global memory.
 """
