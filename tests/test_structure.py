@@ -35,11 +35,11 @@ LAYERS = {
     "": 7,  # trueup/__init__.py
     "demo": 8,
     "evaluation": 8,
-    "experiments": 9,
     "performance": 9,
-    "figures": 10,
-    "cli": 11,
-    "__main__": 12,
+    "experiments": 10,
+    "figures": 11,
+    "cli": 12,
+    "__main__": 13,
 }
 APART = {"atomic": 0, "data": 1, "models": 1, "training": 2} | {k: v for k, v in LAYERS.items() if v >= 8}
 OPTIONAL = {

@@ -12,6 +12,7 @@ from trueup.experiments.paper import Cell, paper
 from trueup.experiments.run import lacking, rows_file
 from trueup.experiments.specs import EXPERIMENTS, Column, Experiment
 from trueup.experiments.tables import Measured, cells, matching, mce
+from trueup.performance import rows as performance
 
 HEAD = """# Reproduction
 
@@ -29,7 +30,7 @@ same numbers of the paper.
 def report(results: Path, root: Path | None = None) -> str:
     """The whole document."""
     rows = {name: read_rows(rows_file(results, name)) for name in dict.fromkeys(e.set for e in EXPERIMENTS)}
-    parts = [HEAD, *(_section(e, rows[e.set], results, root) for e in EXPERIMENTS), _readings(rows), _times(rows)]
+    parts = [HEAD, *(_section(e, rows[e.set], results, root) for e in EXPERIMENTS), _readings(rows), _times(results)]
     return "\n".join(part for part in parts if part)
 
 
@@ -104,11 +105,15 @@ def _beyond(
         }
         gaps = {row: mine.value - cell.value for row, (mine, cell) in both.items() if _apart(mine, cell)}
         if gaps:
-            named = ", ".join(f"{row.replace('_', ' ')} {gap:+.1f}" for row, gap in gaps.items())
+            named = ", ".join(f"{_spoken(row)} {gap:+.1f}" for row, gap in gaps.items())
             sentences.append(f"{column.label}: {len(gaps)} of {len(both)} beyond chance ({named}).")
         elif both:
             sentences.append(f"{column.label}: all {len(both)} within chance.")
     return " ".join(sentences)
+
+
+def _spoken(row: str) -> str:
+    return f"severity {row}" if row.isdigit() else row.replace("_", " ")
 
 
 def _number(cell: Cell | None) -> str:
@@ -138,7 +143,7 @@ def _curves(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> li
                 _pair(ours.get(("average", label)), theirs[str(count), curve]) for count, label in enumerate(labels)
             ]
             body.append([curve, *points])
-    return [*_markdown(["norm, λ1, λ2", *(f"{count} iterations" for count in range(6))], body), ""]
+    return [*_markdown(["norm, λ1, λ2", *(f"{count} iteration{'s' * (count != 1)}" for count in range(6))], body), ""]
 
 
 def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> list[str]:
@@ -198,31 +203,24 @@ def _readings(rows: dict[str, list[Row]]) -> str:
     return "\n".join([*text, *_markdown(["table", "keep", "match"], body), ""])
 
 
-def _times(rows: dict[str, list[Row]]) -> str:
-    """Milliseconds an image with and without, as in the paper's section on limitations."""
-    body = []
-    for name, mine in rows.items():
-        for device in dict.fromkeys(row.device for row in mine):
-            for model in dict.fromkeys(row.model for row in mine if row.device == device):
-                times = [
-                    [
-                        r.ms
-                        for r in mine
-                        if (r.model, r.device) == (model, device) and r.method.partition(":")[0] == kind
-                    ]
-                    for kind in ("uncorrected", "correct")
-                ]
-                if all(times):
-                    body.append([name, model, device, *(f"{fmean(t):.3g}" for t in times)])
+def _times(results: Path) -> str:
+    """Milliseconds an image with and without, as in the paper's section on limitations; as `trueup bench` took them."""
+    body = [
+        [row.case, row.device, f"{1000 * row.of / row.batch:.3g}", f"{1000 * row.cost / row.batch:.3g}"]
+        for path in sorted(results.glob("performance_*.csv"))
+        for row in performance.read_rows(path)
+        if (row.what, row.against) == ("correction", "uncorrected") and "memory" not in row.case
+    ]
     if not body:
         return ""
     text = [
         "## Milliseconds an image",
         "",
-        "The paper: MNIST 0.3 and 2 (one GPU), ImageNet 0.1 and 12 (four GPUs).",
+        "The paper: MNIST 0.3 and 2 (one GPU), ImageNet 0.1 and 12 (four GPUs). Ours as `trueup bench` takes them: see",
+        "[performance](performance.md). Times in the rows of results are of runs that may have shared their device.",
         "",
     ]
-    return "\n".join([*text, *_markdown(["set", "model", "device", "uncorrected", "corrected"], body), ""])
+    return "\n".join([*text, *_markdown(["what", "device", "uncorrected", "corrected"], body), ""])
 
 
 def _made_of(columns: Iterable[Column], rows: Sequence[Row]) -> str:

@@ -64,8 +64,9 @@ def draw_iterations(experiment: Experiment, ours: Cells, path: Path) -> Path:
                 points = {n: theirs[str(n), curve] for n in range(6)}
                 _line(axes, points, label="_", **{**style, "alpha": 0.35, "marker": ""})
             axes.set(title=NAMES[norm], xlabel="iterations", xticks=range(6))
-            axes.legend(frameon=False)
             quiet(axes)
+        handles = panels[0][0].get_legend_handles_labels()
+        figure.legend(*handles, frameon=False, loc="outside upper center", ncols=len(styles))
         panels[0][0].set_ylabel("accuracy in %  (faint: the paper's)")
         return save(figure, path)
 

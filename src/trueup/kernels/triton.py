@@ -314,8 +314,10 @@ def _order_statistic(rank, least, most, ends, memory, offset, n, SHARED: tl.cons
 def _end(ends, memory, index, SHARED: tl.constexpr):
     """How many values are in the bins up to one, and in that."""
     if SHARED:
-        return tl.inline_asm_elementwise(_GET, "=r,r", [memory + 4 * index], tl.int32, is_pure=False, pack=1)
-    return tl.load(ends + index)
+        count = tl.inline_asm_elementwise(_GET, "=r,r", [memory + 4 * index], tl.int32, is_pure=False, pack=1)
+    else:
+        count = tl.load(ends + index)
+    return count
 
 
 @triton.jit
