@@ -12,7 +12,7 @@ from trueup.evaluation import Row
 from trueup.evaluation.rows import append_rows, begin
 from trueup.experiments import cells, experiment, lacking, rows_file
 from trueup.experiments.report import report
-from trueup.experiments.tables import mce
+from trueup.experiments.tables import differences, mce
 
 NAMES = corruptions("cifar10-c")
 ROW = Row(
@@ -67,6 +67,29 @@ def test_mnist_counts_the_clean_set_twice():
     rows = [replace(ROW, model="resnet20-bn-mnist", corruption=n, severity=3, accuracy=40.0) for n in digits]
     rows += [replace(ROW, model="resnet20-bn-mnist", corruption="identity", severity=0, accuracy=100.0)]
     assert cells(experiment("table1"), rows)["average", "bn"].value == pytest.approx((15 * 40 + 200) / 17)
+
+
+def test_our_rule_is_judged_on_the_fifteen_corruptions_that_it_was_not_chosen_on():
+    extra = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+    rows = rows_of(0, "uncorrected", lambda name, _: 0.0 if name in extra else 40.0)
+    assert cells(experiment("beyond-cifar10"), rows)["average", "bn, uncorrected"].value == pytest.approx(40)
+    assert cells(experiment("rivals"), rows)["average", "bn, uncorrected"].value == pytest.approx(15 * 40 / 19)
+
+
+def test_gains_are_paired_over_the_models_that_both_columns_have(tmp_path):
+    beyond = experiment("beyond-cifar10")
+    plain, papers, *_, ours = (column for column in beyond.columns if column.norm == "bn")
+    rows = [row for seed in range(3) for row in rows_of(seed, plain.method.name, lambda *_, s=seed: 40.0 + 10 * s)]
+    rows += [row for seed in range(2) for row in rows_of(seed, ours.method.name, lambda *_, s=seed: 43.0 + 12 * s)]
+    rows += rows_of(0, papers.method.name, lambda *_: 42.0)
+    gains = differences(beyond, ours, plain, rows)
+    assert gains["average"] == (pytest.approx(4), pytest.approx(2**0.5))  # of 3 and 5: the third model has no row
+    assert differences(beyond, ours, papers, rows)["clean"] == (pytest.approx(1), None)
+
+    begin(rows_file(tmp_path, "cifar10"))
+    append_rows(rows_file(tmp_path, "cifar10"), rows)
+    (line,) = (line for line in report(tmp_path).splitlines() if f"| `{ours.method.name}` | 49" in line)
+    assert line.endswith("| +4.00 ± 1.41 | +1.00 | - |")
 
 
 def test_a_cell_that_is_not_complete_is_not_there():

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from trueup.evaluation import Row, read_rows
+from trueup.evaluation import Mixed, Row, read_rows
 from trueup.experiments.paper import Cell, paper
 from trueup.experiments.run import lacking, rows_file
 from trueup.experiments.specs import EXPERIMENTS, Column, Experiment
-from trueup.experiments.tables import Measured, cells, matching, mce
+from trueup.experiments.tables import Measured, cells, differences, matching, mce
 from trueup.performance import rows as performance
 
 HEAD = """# Reproduction
@@ -35,7 +35,8 @@ def report(results: Path, root: Path | None = None) -> str:
 
 
 def _section(experiment: Experiment, rows: Sequence[Row], results: Path, root: Path | None) -> str:
-    title = f"{experiment.name[:-1].capitalize()} {experiment.name[-1]}" if experiment.name[-1].isdigit() else "Rivals"
+    words = experiment.name
+    title = f"{words[:-1].capitalize()} {words[-1]}" if words[-1].isdigit() else words.partition("-")[0].capitalize()
     lines = [f"## {title}: {experiment.title}", ""]
     if experiment.note:
         lines += [experiment.note, ""]
@@ -43,6 +44,8 @@ def _section(experiment: Experiment, rows: Sequence[Row], results: Path, root: P
         lines += _settings()
     elif experiment.rows == "stream":
         lines += _streams(experiment, cells(experiment, rows))
+    elif experiment.rows == "paired":
+        lines += _paired(experiment, rows)
     elif experiment.rows == "curve":
         lines += _curves(experiment, cells(experiment, rows))
     elif experiment.columns:
@@ -165,6 +168,50 @@ def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> l
     if not body:
         return ["Not measured yet.", ""]
     return [*_markdown(["norm", "method", "needs", "stream", "clean", "severity 5", "average"], body), ""]
+
+
+def _paired(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
+    """A line a model and method: accuracies, and what it gains on the same models over uncorrected and the rivals."""
+    ours = cells(experiment, rows)
+    body = []
+    for column in experiment.columns:
+        if ("average", column.label) not in ours:
+            continue
+        plain, papers = (_like(experiment, column, number) for number in (0, 1))
+        gains = {base.label: differences(experiment, column, base, rows) for base in (plain, papers)}
+        rivals = [c for c in experiment.columns if c.norm == column.norm and isinstance(c.method, Mixed)]
+        mixing = [m.value for c in rivals if (m := ours.get(("average", c.label)))]
+        average = ours["average", column.label]
+        body.append(
+            [
+                column.norm,
+                str(average.models),
+                f"`{column.method.name}`",
+                _number(ours["clean", column.label].cell),
+                _gap(gains[plain.label].get("clean")),
+                _number(m.cell if (m := ours.get(("severity 5", column.label))) else None),
+                _number(average.cell),
+                _gap(gains[plain.label].get("average")),
+                _gap(gains[papers.label].get("average")),
+                f"{average.value - max(mixing):+.2f}" if mixing else "-",
+            ]
+        )
+    if not body:
+        return ["Not measured yet.", ""]
+    against = ("over uncorrected", "over the paper's", "over the best mixing")
+    head = ["norm", "models", "method", "clean", "gain on clean", "severity 5", "average", *against]
+    return [*_markdown(head, body), "", _made_of(experiment.columns, rows), ""]
+
+
+def _like(experiment: Experiment, column: Column, number: int) -> Column:
+    """The first or second column of the same models: uncorrected, and the paper's."""
+    return [c for c in experiment.columns if c.norm == column.norm][number]
+
+
+def _gap(gap: tuple[float, float | None] | None) -> str:
+    if gap is None:
+        return "-"
+    return f"{gap[0]:+.2f}" + ("" if gap[1] is None else f" ± {gap[1]:.2f}")
 
 
 def _settings() -> list[str]:

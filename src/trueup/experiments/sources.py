@@ -32,7 +32,8 @@ class Source:
         if path.is_file():
             return ""
         if self.public:
-            return f"{path} is not there: a published ResNet-50 with torchvision's names, as safetensors"
+            network = "ResNet-50 with torchvision's names" if self.set == "imagenet" else "ResNet-20 for CIFAR-10"
+            return f"{path} is not there: a published {network}, as safetensors"
         if self.set == "imagenet":
             return (
                 f"{path} is not there: a ResNet-50 trained by `trueup train --set imagenet --norm {self.norm}`, its "
@@ -44,13 +45,19 @@ class Source:
         )
 
 
+_PUBLIC = {
+    ("imagenet", "bn"): "weights/resnet50_v1_imagenet_bn.safetensors",
+    ("cifar10", "public"): "weights/resnet20_cifar10_bn_public.safetensors",
+}
+
+
 def source(set_name: str, norm: str) -> Source:
-    """The models of a set and norm.
+    """The models of a set and norm; of the norm "public", a published one.
 
     >>> source("cifar10", "gn").model
     'resnet20-gn-cifar10'
     """
-    if (set_name, norm) == ("imagenet", "bn"):
-        return Source(set_name, norm, "weights/resnet50_v1_imagenet_bn.safetensors", public=True)
+    if (set_name, norm) in _PUBLIC:
+        return Source(set_name, norm, _PUBLIC[set_name, norm], public=True)
     network = "resnet50" if set_name == "imagenet" else "resnet20"
     return Source(set_name, norm, f"models/{network}-{norm}-{set_name}.safetensors")

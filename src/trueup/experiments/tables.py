@@ -46,10 +46,26 @@ def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], 
     return table
 
 
+def differences(
+    experiment: Experiment, column: Column, base: Column, rows: Sequence[Row]
+) -> dict[str, tuple[float, float | None]]:
+    """How much more a column has than `base`, by row of the table: the mean over models that both have, and spread."""
+    found = [_by_seed(c, matching(c, rows)) for c in (column, base)]
+    both = [{seed: mine[seed] for seed in found[0] if seed in found[1]} for mine in found]
+    table = {}
+    for label, weights in _groups(experiment).items():
+        ours, theirs = (_complete(accuracies, weights) for accuracies in both)
+        if ours and theirs:
+            gaps = [a - b for a, b in zip(ours, theirs, strict=True)]
+            table[label] = fmean(gaps), stdev(gaps) if len(gaps) > 1 else None
+    return table
+
+
 def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
     """The test sets of each row of a table, as (corruption, severity), and how much each weighs."""
     family = FAMILIES[experiment.set]
-    names = [n for n in corruptions(family) if n != CLEAN and (not experiment.only or n in experiment.only)]
+    counted = experiment.over or experiment.only
+    names = [n for n in corruptions(family) if n != CLEAN and (not counted or n in counted)]
     if experiment.rows == "severity":
         per = {str(severity): {(name, severity): 1.0 for name in names} for severity in experiment.severities}
         return {"0": {(CLEAN, 0): 1.0}, **per}
@@ -60,7 +76,7 @@ def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
             average[case] = average.get(case, 0.0) + 1 / len(group)
     if experiment.rows == "curve":
         return {"average": average}
-    if experiment.rows == "stream":
+    if experiment.rows in ("stream", "paired"):
         return {"clean": {(CLEAN, 0): 1.0}, "severity 5": {(name, 5): 1.0 for name in names}, "average": average}
     return {**each, CLEAN: {(CLEAN, 0): 1.0}, "average": average}
 
