@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 
 from trueup.evaluation import metrics
 from trueup.evaluation.alexnet import ERRORS, EXTRA_ERRORS
@@ -23,6 +24,13 @@ def test_an_edge_belongs_to_the_bin_below():
     """0.5 and 0.6 with two bins: one bin each, so gaps do not cancel; an edge in the bin above would."""
     both = metrics.calibration_error(torch.tensor([0.5, 0.6]), torch.tensor([True, False]), bins=2)
     assert both == pytest.approx(100 * (0.5 + 0.6) / 2, abs=1e-4)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), min_size=1))
+def test_separation_is_the_area_under_the_curve(low, high):
+    wanted = roc_auc_score([0] * len(low) + [1] * len(high), low + high)
+    found = metrics.separation(torch.tensor(low).float(), torch.tensor(high).float())
+    assert found == pytest.approx(100 * wanted)
 
 
 @given(st.lists(st.tuples(st.floats(0.125, 1, width=32), st.booleans()), min_size=1, max_size=60), st.randoms())

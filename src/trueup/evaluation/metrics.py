@@ -22,6 +22,17 @@ def accuracy(correct: Tensor) -> float:
     return 100 * int(correct.sum()) / len(correct)
 
 
+def separation(low: Tensor, high: Tensor) -> float:
+    """The area under the ROC curve, in percent: how often one of `high` lies above one of `low`, ties counting half.
+
+    >>> separation(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
+    87.5
+    """
+    ordered = low.double().sort().values
+    below, upto = (torch.searchsorted(ordered, high.double().contiguous(), right=right) for right in (False, True))
+    return 100 * float((below + upto).sum()) / (2 * len(low) * len(high))
+
+
 def calibration_error(confidence: Tensor, correct: Tensor, *, bins: int = BINS) -> float:
     """The expected calibration error, in percent: how far confidence is from accuracy.
 
