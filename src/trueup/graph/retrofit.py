@@ -1,0 +1,176 @@
+"""A model with something placed at its sites: plain Python again, which compiles and exports."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, fx, nn
+
+from trueup.activations import KNOWN
+from trueup.graph.site import Options, Site
+from trueup.graph.trace import HOOKS, Place, trace
+
+
+def find(model: nn.Module, **options: Unpack[Options]) -> list[Site]:
+    """The sites of a model, in the order of its forward pass."""
+    return [place.site for place in trace(clone(model).eval(), **options)[1]]
+
+
+def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
+    """New module objects around the same parameters, and the same buffers unless it is to have its own.
+
+    What torch.compile or a data-parallel module wraps is unwrapped.
+    """
+    while inner := _wrapped(model):
+        model = inner
+    if isinstance(model, Retrofit):
+        raise TypeError("this module is a retrofitted one already; give the model that it was made from")
+    shared = [*model.parameters(), *_loose_tensors(model), *(() if own_buffers else model.buffers())]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+class Retrofit(nn.Module):
+    """A module like `model` in which the value of each site goes through `place(site)`, where that is not None.
+
+    It shares the model's tensors but none of its module objects, so that neither can change the other's mode or
+    structure, and has the model's `state_dict`, name by name. It is born in evaluation mode; in training mode it does
+    what the model does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on
+    modules that contain others do not run.
+
+    A placed module may offer to apply activation functions itself, by naming them in `fuses`, such as ("relu",). It is
+    then given what comes before the activation, and activation="relu". That is done where nothing else can tell: the
+    function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
+
+    `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass.
+    """
+
+    def __init__(self, model: nn.Module, place: Callable[[Site], nn.Module | None], **options: Unpack[Options]) -> None:
+        super().__init__()
+        self.model = clone(model).eval()
+        graph, found = trace(self.model, **options)
+        modules = {site.name: module for site, *_ in found if (module := place(site)) is not None}
+        self.sites = list(modules)
+        self.placed = nn.ModuleList(modules.values())
+        # What was selected is remembered by name: predicates are often lambdas, which cannot be pickled.
+        self.options: Options = {**options, "select": None}
+        self.register_state_dict_post_hook(_strip_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+        self.eval()
+        self._build(graph, found)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the model's first tensor is; None for a model without any."""
+        return next((tensor.device for tensor in (*self.model.parameters(), *self.model.buffers())), None)
+
+    def _build(self, graph: fx.Graph, found: list[Place]) -> None:
+        """Turn the graph into this module's forward, with the placed modules in it."""
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                node.target = f"model.{node.target}"
+        for site, node, aliased in found:
+            if site.name in self.sites:
+                number = self.sites.index(site.name)
+                activation = _plain_activation(self, node)
+                if not aliased and activation in getattr(self.placed[number], "fuses", ()):
+                    _replace(graph, node, f"placed.{number}", activation)
+                else:
+                    _insert_after(graph, node, f"placed.{number}", aliased=aliased)
+        graph.lint()
+        corrected = type(fx.GraphModule(self, graph)).forward
+
+        def forward(self: Retrofit, *args: Any, **kwargs: Any) -> Any:
+            if self.training:
+                return self.model(*args, **kwargs)
+            return corrected(self, *args, **kwargs)
+
+        signature = inspect.signature(type(self.model).forward)
+        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names the inputs by it
+        self.forward = MethodType(forward, self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        self._build(*trace(self.model, **self.options))
+        for module, mode in modes:
+            module.training = mode
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Retrofit:
+        # torch moves and casts parameters in place; shared ones would drag the model along.
+        if any(fn(tensor) is not tensor for tensor in [*self.model.parameters(), *self.model.buffers()]):
+            self.model = copy.deepcopy(self.model, {id(t): t for t in _loose_tensors(self.model)})
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _replicate_for_data_parallel(self) -> Retrofit:
+        replica: Retrofit = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica.forward = MethodType(self.forward.__func__, replica)  # type: ignore[attr-defined]
+        return replica
+
+
+def _insert_after(graph: fx.Graph, node: fx.Node, target: str, *, aliased: bool) -> None:
+    """Let everything that uses the value of `node` use what the module `target` makes of it."""
+    with graph.inserting_after(node):
+        placed = graph.call_module(target, (node,))
+    if aliased:
+        # What was written in place is read by other names as well: so is the correction.
+        with graph.inserting_after(placed):
+            graph.call_method("copy_", (node, placed))
+    else:
+        node.replace_all_uses_with(placed, delete_user_cb=lambda user: user is not placed)
+
+
+def _replace(graph: fx.Graph, node: fx.Node, target: str, activation: str | None) -> None:
+    """Let the module `target` do what an activation's `node` does, and its own."""
+    with graph.inserting_after(node):
+        placed = graph.call_module(target, (node.all_input_nodes[0],), {"activation": activation})
+    node.replace_all_uses_with(placed)
+    graph.erase_node(node)
+
+
+def _plain_activation(root: nn.Module, node: fx.Node) -> str | None:
+    """The name of the activation function that a node applies, if it is torch's own and has no hooks."""
+    for known in KNOWN:
+        if node.op == "call_module":
+            module = root.get_submodule(str(node.target))
+            if type(module) in known.modules and not _has_hooks(module):
+                return known.name
+        elif node.target in (known.functions if node.op == "call_function" else known.methods):
+            return known.name
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, hooks) for hooks in HOOKS)
+
+
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    """The model inside what torch.compile and the data-parallel modules make of it."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner: Any = model.module
+    else:
+        inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def _loose_tensors(model: nn.Module) -> list[Tensor]:
+    """Tensors that are plain attributes, such as the weights that weight norm works out: they cannot be copied."""
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+
+
+def _strip_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Mapping[str, Any]) -> None:
+    for key in [key for key in state if key.startswith(f"{prefix}model.")]:
+        state[prefix + key.removeprefix(f"{prefix}model.")] = state.pop(key)
+
+
+def _add_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}model.{key.removeprefix(prefix)}"] = state.pop(key)
