@@ -23,6 +23,7 @@ LAYERS = {
     "evidence": 0,
     "channels": 1,
     "functional": 1,
+    "gate": 1,
     "kernels": 2,
     "fingerprint": 2,
     "targets": 3,

@@ -3,8 +3,8 @@
 The only place that knows torch.fx.
 """
 
-from trueup.graph.retrofit import Retrofit, clone, find
+from trueup.graph.retrofit import Reader, Retrofit, clone, find
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import TraceError
 
-__all__ = ["Options", "Retrofit", "Site", "TraceError", "clone", "find"]
+__all__ = ["Options", "Reader", "Retrofit", "Site", "TraceError", "clone", "find"]

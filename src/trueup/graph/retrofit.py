@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MethodType
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, fx, nn
 
 from trueup.activations import KNOWN
+from trueup.graph.rewire import insert_after, read, replace, run_ahead
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import HOOKS, Place, trace
 
 
 def find(model: nn.Module, **options: Unpack[Options]) -> list[Site]:
     """The sites of a model, in the order of its forward pass."""
-    return [place.site for place in trace(clone(model).eval(), **options)[1]]
+    return _selected(trace(clone(model).eval(), **options)[1], options)
 
 
 def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
@@ -34,6 +35,21 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
 
 
+class Reader(NamedTuple):
+    """A value that everything placed in a model is given beside its own.
+
+    `look(site)` is a module that makes something of what is at one of the `sites`, before anything placed has changed
+    it; `whole` makes the value of what all of these made, in the order of `sites`. `ahead`: the model's first part is
+    run beforehand, with nothing placed in it. Otherwise sites are read in passing, and nothing is placed before the
+    last of them.
+    """
+
+    sites: Collection[str]
+    look: Callable[[Site], nn.Module]
+    whole: nn.Module
+    ahead: bool
+
+
 class Retrofit(nn.Module):
     """A module like `model` in which the value of each site goes through `place(site)`, where that is not None.
 
@@ -46,14 +62,39 @@ class Retrofit(nn.Module):
     then given what comes before the activation, and activation="relu". That is done where nothing else can tell: the
     function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
 
-    `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass.
+    With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
+    the sites that it reads, which need not be selected. A reader that runs ahead runs the model's first part twice,
+    hooks on its leaves included, unless nothing is placed there.
+
+    `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass;
+    `selected` are the names of all sites that could be chosen from.
     """
 
-    def __init__(self, model: nn.Module, place: Callable[[Site], nn.Module | None], **options: Unpack[Options]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        place: Callable[[Site], nn.Module | None],
+        *,
+        reader: Reader | None = None,
+        **options: Unpack[Options],
+    ) -> None:
         super().__init__()
         self.model = clone(model).eval()
         graph, found = trace(self.model, **options)
-        modules = {site.name: module for site, *_ in found if (module := place(site)) is not None}
+        self.selected = [site.name for site in _selected(found, options)]
+        self.reads = [] if reader is None else list(reader.sites)
+        self.whole = None if reader is None else reader.whole
+        self.looks = nn.ModuleList()
+        self.ahead = False
+        chosen = [site for site, *_ in found if site.name in self.selected]
+        modules = {site.name: module for site in chosen if (module := place(site)) is not None}
+        if reader is not None:
+            last = self._last_read(found)
+            early = [site.name for site, *_ in found[:last] if site.name in modules]
+            self.ahead = reader.ahead and bool(early)
+            modules = {name: modules[name] for name in modules if self.ahead or name not in early}
+            named = {site.name: site for site, *_ in found}
+            self.looks.extend(reader.look(named[name]) for name in self.reads)
         self.sites = list(modules)
         self.placed = nn.ModuleList(modules.values())
         # What was selected is remembered by name: predicates are often lambdas, which cannot be pickled.
@@ -68,19 +109,38 @@ class Retrofit(nn.Module):
         """Where the model's first tensor is; None for a model without any."""
         return next((tensor.device for tensor in (*self.model.parameters(), *self.model.buffers())), None)
 
+    def _last_read(self, found: list[Place]) -> int:
+        """Which of the places is the last that is read."""
+        names = [site.name for site, *_ in found]
+        if missing := [name for name in self.reads if name not in names]:
+            raise ValueError(
+                f"the site {missing[0]!r} is to be read, and was not found in this {type(self.model).__name__}; it has "
+                f"{', '.join(names) or 'no sites'}; give activations= and leaves= as you did to calibrate"
+            )
+        return max(names.index(name) for name in self.reads)
+
     def _build(self, graph: fx.Graph, found: list[Place]) -> None:
         """Turn the graph into this module's forward, with the placed modules in it."""
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"model.{node.target}"
+        value: tuple[fx.Node, ...] = ()
+        looks: list[fx.Node] = []
+        last = None
+        if self.reads:
+            last = found[self._last_read(found)].node
+            nodes = [next(node for site, node, _ in found if site.name == name) for name in self.reads]
+            whole, looks = read(graph, run_ahead(graph, self, nodes) if self.ahead else nodes, "looks", "whole")
+            value = (whole,)
         for site, node, aliased in found:
             if site.name in self.sites:
                 number = self.sites.index(site.name)
                 activation = _plain_activation(self, node)
-                if not aliased and activation in getattr(self.placed[number], "fuses", ()):
-                    _replace(graph, node, f"placed.{number}", activation)
+                if not value and not aliased and activation in getattr(self.placed[number], "fuses", ()):
+                    replace(graph, node, f"placed.{number}", activation)
                 else:
-                    _insert_after(graph, node, f"placed.{number}", aliased=aliased)
+                    after = value[0] if node is last and not self.ahead else node
+                    insert_after(graph, node, f"placed.{number}", *value, aliased=aliased, after=after, beside=looks)
         graph.lint()
         corrected = type(fx.GraphModule(self, graph)).forward
 
@@ -116,24 +176,9 @@ class Retrofit(nn.Module):
         return replica
 
 
-def _insert_after(graph: fx.Graph, node: fx.Node, target: str, *, aliased: bool) -> None:
-    """Let everything that uses the value of `node` use what the module `target` makes of it."""
-    with graph.inserting_after(node):
-        placed = graph.call_module(target, (node,))
-    if aliased:
-        # What was written in place is read by other names as well: so is the correction.
-        with graph.inserting_after(placed):
-            graph.call_method("copy_", (node, placed))
-    else:
-        node.replace_all_uses_with(placed, delete_user_cb=lambda user: user is not placed)
-
-
-def _replace(graph: fx.Graph, node: fx.Node, target: str, activation: str | None) -> None:
-    """Let the module `target` do what an activation's `node` does, and its own."""
-    with graph.inserting_after(node):
-        placed = graph.call_module(target, (node.all_input_nodes[0],), {"activation": activation})
-    node.replace_all_uses_with(placed)
-    graph.erase_node(node)
+def _selected(found: list[Place], options: Options) -> list[Site]:
+    select = options.get("select")
+    return [site for site, *_ in found if select is None or select(site)]
 
 
 def _plain_activation(root: nn.Module, node: fx.Node) -> str | None:

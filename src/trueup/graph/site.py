@@ -37,7 +37,8 @@ class Options(TypedDict, total=False):
         ReLU, ELU and GELU families). A function must be called by a global name. Their zeros count as meant. A module
         class may instead declare itself by `trueup_site = True`; its zeros count as any other value. A norm of one's
         own, with the channels in the second dimension, says so by `trueup_site = "norm"`.
-    select: a predicate; only sites for which it is true count. `site.kind` tells activations from norms.
+    select: a predicate; only sites for which it is true count. `site.kind` tells activations from norms. (The norms by
+        which `Evidence` tells an unusual image are read in any case; reading changes nothing.)
     leaves: module classes to be called as they are, not looked into: the way out where a forward pass has control
         flow that cannot be followed. Activations inside a leaf are no sites.
     """

@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def trace(model: nn.Module, **options: Unpack[Options]) -> tuple[fx.Graph, list[Place]]:
-    """The graph of a model in evaluation mode, and its sites."""
+    """The graph of a model in evaluation mode, and all its sites, selected or not."""
     if unknown := options.keys() - Options.__annotations__:
         raise TypeError(f"unknown option {min(unknown)!r}; known: {', '.join(Options.__annotations__)}")
     activations, leaves = options.get("activations", ()), options.get("leaves", ())
@@ -75,8 +75,7 @@ def trace(model: nn.Module, **options: Unpack[Options]) -> tuple[fx.Graph, list[
                 f"activations: {given.__name__} is never called in the forward pass of {type(model).__name__}, "
                 "or, if it is a function, not by a global name"
             )
-    select = options.get("select")
-    return graph, [place for place in found if select is None or select(place.site)]
+    return graph, found
 
 
 class _Proxy(fx.Proxy):
