@@ -51,7 +51,7 @@ def test_a_strong_corruption_is_mended_and_clean_images_survive(resnet20, cifar,
 @pytest.mark.parametrize("corruption", ["gaussian_blur", "speckle_noise"])
 def test_evidence_mends_more_and_costs_clean_images_nothing(resnet20, cifar, targets, corruption):
     test = cifar[1].first(250)
-    robust = trueup.correct(resnet20, targets, trueup.Evidence(0.02))
+    robust = trueup.correct(resnet20, targets, trueup.Evidence())
     changed = corrupt(test.images, corruption, 5, family="cifar10-c")
     before, paper, after = (
         accuracy(network, changed, test.labels)

@@ -71,7 +71,7 @@ def _reader(targets: Targets, rule: Evidence) -> Reader:
             "version, or of images of very different sizes; calibrate again with trueup.calibrate(model, loader), or "
             "correct every image alike with trueup.Evidence(budget=1)"
         )
-    whole = _Open(targets.fit_gate(), rule.budget)
+    whole = _Open(targets.fitted_gate, rule.budget)
     return Reader(list(targets.gate), lambda site: _Look(site, targets.gate[site.name]), whole, rule.probe)
 
 

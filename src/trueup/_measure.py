@@ -97,7 +97,7 @@ def _image(targets: Targets, looked: dict[str, Tensor], images: int) -> Tensor:
     """How unusual whole images are `(images,)`, from the features at the norms that the gate reads."""
     if not targets.gate:
         return torch.full((images,), torch.nan)
-    return 1 - targets.fit_gate().p_values(torch.cat([looked[name] for name in targets.gate], dim=1))
+    return 1 - targets.fitted_gate.p_values(torch.cat([looked[name] for name in targets.gate], dim=1))
 
 
 def _rank(scores: Tensor, clean: Tensor) -> Tensor:

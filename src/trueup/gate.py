@@ -96,10 +96,9 @@ def fit(clean: Tensor) -> Gate:
     top = torch.special.ndtri(torch.tensor(1 - 0.5 / max(n, 2), dtype=torch.float64, device=clean.device))
     levels = torch.linspace(-1, 1, KNOTS, dtype=torch.float64, device=clean.device) * top
     at = (torch.special.ndtr(levels) * n - 0.5).clamp(0, n - 1)
-    ordered = known.sort(dim=0).values
-    knots = torch.lerp(ordered[at.floor().long()], ordered[at.ceil().long()], at.frac()[:, None])
+    ordered = known.T.contiguous().sort(dim=1).values
+    knots = torch.lerp(ordered[:, at.floor().long()], ordered[:, at.ceil().long()], at.frac())
     tails = _tails(knots, levels)
-    knots = knots.T.contiguous()
     z = normal_scores(known, knots, tails, top)
     centre = z.mean(dim=0)
     varies = (knots[:, 0] < knots[:, -1]).double()
@@ -139,10 +138,9 @@ def shrinkage(z: Tensor) -> Tensor:
     n = len(z)
     covariance, square = z.T @ z / n, z.square()
     uncertain = (square.T @ square / n - covariance.square()) / n
-    off = ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
-    total = covariance.square()[off].sum()
+    total, doubt = (m.sum() - m.diag().sum() for m in (covariance.square(), uncertain))
     # Never quite 0: features that repeat one another would be divided by nothing.
-    return torch.where(total > 0, uncertain[off].sum() / total, 1.0).clamp(1e-3, 1)
+    return torch.where(total > 0, doubt / total, 1.0).clamp(1e-3, 1)
 
 
 def _whitening(z: Tensor, varies: Tensor) -> Tensor:
@@ -156,12 +154,12 @@ def _whitening(z: Tensor, varies: Tensor) -> Tensor:
 
 
 def _tails(knots: Tensor, levels: Tensor) -> Tensor:
-    """How much of each feature is one step of the score beyond its `knots` `(KNOTS, d)`: `(2, d)`.
+    """How much of each feature is one step of the score beyond its `knots` `(d, KNOTS)`: `(2, d)`.
 
     Where half the clean images are equal, it is that of the whole range; where all are, any will do.
     """
     k = min(int((torch.special.ndtr(levels) < TAIL).sum()), KNOTS - 1)
-    middle = knots[KNOTS // 2]
-    tails = torch.stack([knots[k] - middle, middle - knots[-1 - k]]) / levels[k]
-    tails = torch.where(tails > 0, tails, (knots[-1] - knots[0]) / (2 * levels[-1]))
+    middle = knots[:, KNOTS // 2]
+    tails = torch.stack([knots[:, k] - middle, middle - knots[:, -1 - k]]) / levels[k]
+    tails = torch.where(tails > 0, tails, (knots[:, -1] - knots[:, 0]) / (2 * levels[-1]))
     return torch.where(tails > 0, tails, torch.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -281,7 +282,8 @@ class Targets(Mapping[str, SiteTarget]):
             {name: _merge_channels(self.gate[name], other.gate[name], many) for name in shared},
         )
 
-    def fit_gate(self) -> Gate:
+    @functools.cached_property
+    def fitted_gate(self) -> Gate:
         """What tells unusual images, by the features of the norms in `gate`, in their order: see `trueup.gate`."""
         return fit(torch.cat([site.clean_features() for site in self.gate.values()], dim=1))
 
