@@ -161,8 +161,12 @@ class TestWhatSaysNothing:
         clean[:, 1] = 0.0
         clean[7, 1] = 1.0  # odd ranks are held out
         clean[8, 1] = 1.0
-        found = gate.fit(clean).scores(torch.cat([clean[:5], torch.tensor([[0.0, 2.0, 0.0], [0.0, -1.0, 0.0]])]))
+        x = clean[:1].expand(4, -1).clone()
+        x[1:, 1] = torch.tensor([2.0, 20.0, -20.0])
+        found = gate.fit(clean).scores(x)
         assert found.isfinite().all()
+        assert found[0] < found[1] < found[2]  # a step is that of the whole range, where there is no other
+        assert found[0] < found[3]
 
     def test_features_that_repeat_one_another_count_once(self):
         clean, x = (torch.randn(n, 3, generator=torch.Generator().manual_seed(n)).double() for n in (4000, 20))
@@ -193,5 +197,10 @@ class TestWhatSaysNothing:
         clean[:100] = -torch.arange(1, 101, dtype=torch.float64)[:, None]
         fitted = gate.fit(clean)
         z = gate.normal_scores(torch.zeros(1, 1), fitted.knots, fitted.tails, fitted.top)
-        # A quarter lies below: the tie goes from about the first quartile's score to the top.
-        assert float(z) == pytest.approx((scipy.stats.norm.ppf(0.25) + float(fitted.top)) / 2, abs=0.1)
+        levels = np.linspace(-float(fitted.top), float(fitted.top), 65)
+        first = int(np.argmax(scipy.stats.norm.cdf(levels) * 200 - 0.5 >= 50))  # a quarter lies below
+        assert float(z) == pytest.approx((levels[first] + levels[-1]) / 2)
+        fitted = gate.fit(-clean)  # and now a tie from the bottom on
+        z = gate.normal_scores(torch.tensor([[0.0], [-1.0]]), fitted.knots, fitted.tails, fitted.top)
+        assert float(z[0]) == pytest.approx((levels[0] + levels[-1 - first]) / 2)
+        assert float(z[1]) == pytest.approx(levels[0] - 1 / float(fitted.tails[1]))

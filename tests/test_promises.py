@@ -144,6 +144,14 @@ class TestIdentity:
         changed = (robust(x) != model(x)).any(dim=1)
         assert changed.equal(~usual)
 
+    def test_in_passing_there_must_be_something_left_to_correct(self):
+        model = make("resnet")
+        targets = trueup.calibrate(model, [images(20)])
+        first = lambda site: site.name == "layer1.0.bn1"  # noqa: E731
+        assert not trueup.correct(model, targets, GATED, select=first)(dark()).equal(model(dark()))
+        with pytest.raises(ValueError, match="from 'layer1.0.bn2' on, and `select` chose none.*with probe=True"):
+            trueup.correct(model, targets, IN_PASSING, select=first)
+
     def test_reading_ahead_and_in_passing_differ(self):
         model, ahead = corrected("resnet", GATED)
         _, passing = corrected("resnet", IN_PASSING)

@@ -62,6 +62,15 @@ def test_evidence_mends_more_and_costs_clean_images_nothing(resnet20, cifar, tar
     assert accuracy(robust, test.images, test.labels) > accuracy(resnet20, test.images, test.labels) - 0.015
 
 
+def test_few_clean_images_are_touched_and_the_others_keep_the_models_bits(resnet20, cifar, targets):
+    test = IMAGENET(cifar[1].images[250:650])
+    robust = trueup.correct(resnet20, targets, trueup.Evidence(budget=0.01))
+    with torch.inference_mode():
+        touched = (robust(test) != resnet20(test)).any(dim=1).float().mean().item()
+    # At most 0.2 in expectation: 200 held-out images fix the level, 400 others are tried.
+    assert 0 < touched < 0.2 + 3 * (0.2 * 0.8 * (1 / 200 + 1 / 400)) ** 0.5
+
+
 def test_surprise_is_calibrated_on_real_images_and_finds_corruption(resnet20, cifar, targets):
     """On images the model was not trained on, from targets of some that it was."""
     some, others = cifar[1].images[250:1250], cifar[1].images[:250]

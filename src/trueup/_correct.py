@@ -57,6 +57,11 @@ def correct(
         model, lambda site: _placed(site, targets, rule) if site.name in wanted else None, reader=reader, **options
     )
     targets.check_sites(model, wanted, robust.selected, selected=options.get("select") is not None)
+    if not robust.sites:
+        raise ValueError(
+            f"{rule} corrects norms from {robust.reads[-1]!r} on, and `select` chose none of these; with probe=True, "
+            "those before it are corrected too"
+        )
     for part in (robust.placed, robust.looks, robust.whole):
         if part is not None:
             part.to(robust.device)

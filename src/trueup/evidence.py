@@ -16,9 +16,9 @@ class Evidence:
 
     `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean images
     that are as unusual as this one, the image's openness is g = log(20 α / p) / log 20, between 0 and 1: images with
-    p ≥ 20 α come out as from the model itself, bit for bit. 0 changes nothing at all. 1 has no gate: every image is
-    open. p is at least 1 / (n + 1) for n held-out images, half of those that were kept: with a few dozen calibration
-    images, a small budget can open the gate only in part, or not at all.
+    p ≥ 20 α come out as from the model itself, bit for bit (with a budget above 0.05 there are none). 0 changes nothing
+    at all. 1 has no gate: every image is open. p is at least 1 / (n + 1) for n held-out images, half of those that were
+    kept: with a few dozen calibration images, a small budget can open the gate only in part, or not at all.
 
     `strength` is how far an open image goes. What is moved are a channel's mean and the logarithm of its standard
     deviation over one image's map; a statistic that lies `z` of its clean spreads from its clean mean goes the share

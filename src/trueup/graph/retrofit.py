@@ -126,12 +126,12 @@ class Retrofit(nn.Module):
                 node.target = f"model.{node.target}"
         value: tuple[fx.Node, ...] = ()
         looks: list[fx.Node] = []
-        last = None
+        last = None  # what is placed there has to wait until all has been read
         if self.reads:
-            last = found[self._last_read(found)].node
-            nodes = [next(node for site, node, _ in found if site.name == name) for name in self.reads]
+            places = {site.name: node for site, node, _ in found}
+            nodes = [places[name] for name in self.reads]
             whole, looks = read(graph, run_ahead(graph, self, nodes) if self.ahead else nodes, "looks", "whole")
-            value = (whole,)
+            value, last = (whole,), None if self.ahead else found[self._last_read(found)].node
         for site, node, aliased in found:
             if site.name in self.sites:
                 number = self.sites.index(site.name)
@@ -139,7 +139,7 @@ class Retrofit(nn.Module):
                 if not value and not aliased and activation in getattr(self.placed[number], "fuses", ()):
                     replace(graph, node, f"placed.{number}", activation)
                 else:
-                    after = value[0] if node is last and not self.ahead else node
+                    after = value[0] if node is last else node
                     insert_after(graph, node, f"placed.{number}", *value, aliased=aliased, after=after, beside=looks)
         graph.lint()
         corrected = type(fx.GraphModule(self, graph)).forward

@@ -16,14 +16,14 @@ def insert_after(
     target: str,
     *more: fx.Node,
     aliased: bool,
-    after: fx.Node | None = None,
-    beside: Collection[fx.Node] = (),
+    after: fx.Node,
+    beside: Collection[fx.Node],
 ) -> None:
     """Let everything that uses the value of `node` use what the module `target` makes of it, and of `more` values.
 
-    Those `beside` still get the value itself. The module is called right `after` a node, by default this one.
+    Those `beside` still get the value itself. The module is called right `after` a node: this one, or a later one.
     """
-    with graph.inserting_after(after or node):
+    with graph.inserting_after(after):
         placed = graph.call_module(target, (node, *more))
     if aliased:
         # What was written in place is read by other names as well: so is the correction.
