@@ -242,6 +242,14 @@ class TestTraining:
         assert not robust(x).equal(twin.eval()(x))
 
     @every
+    def test_in_evaluation_mode_gradients_reach_the_images(self, rule):
+        _, robust = corrected("resnet", rule)
+        x = torch.cat([images(2), dark(2)]).requires_grad_()
+        robust(x).square().sum().backward()
+        assert x.grad.isfinite().all()
+        assert (x.grad.flatten(1).norm(dim=1) > 0).all()
+
+    @every
     def test_training_through_it_trains_the_model(self, rule):
         model, robust = corrected("resnet", rule)
         before = model.fc.weight.clone()
