@@ -35,7 +35,7 @@ def parts_by_hand(map_, bands):
     return [low, map_ - low]
 
 
-def realign_by_hand(a, reference, bands):
+def realign_by_hand(a, reference, bands, openness=None):
     """The definition, one image and one channel at a time, in float64."""
     centre, spread, kappa, floor = (np.asarray(row, dtype=np.float64) for row in reference)
     out = np.empty(a.shape)
@@ -46,7 +46,7 @@ def realign_by_hand(a, reference, bands):
             found = [map_.mean(), *(0.5 * math.log(p.var() + floor[k + 1, c]) for k, p in enumerate(parts))]
             moved = []
             for k, value in enumerate(found):
-                z2 = ((value - centre[k, c]) / spread[k, c]) ** 2
+                z2 = ((value - centre[k, c]) / spread[k, c]) ** 2 * (1 if openness is None else float(openness[n]))
                 moved.append(z2 / (z2 + kappa[k, c]) * (centre[k, c] - value))
             new = found[0] + moved[0]
             out[n, c] = new + sum(math.exp(d) * (p - p.mean()) for d, p in zip(moved[1:], parts, strict=True))
@@ -91,7 +91,8 @@ def test_the_bands_moments_are_numpys():
     for n in range(3):
         for c in range(2):
             wanted = [p.var() for p in parts_by_hand(x[n, c].double().numpy(), True)]
-            np.testing.assert_allclose(found[n, 2:, c], wanted, rtol=1e-5)
+            np.testing.assert_allclose(found[n, 2:4, c], wanted, rtol=1e-5)
+            np.testing.assert_allclose(found[n, 4, c], np.abs(parts_by_hand(x[n, c].double().numpy(), True)[1]).mean())
     assert found[:, :2].equal(channels.moments(x))
 
 
@@ -111,9 +112,10 @@ def test_realigning_is_the_definition(shape, bands):
     usual = reference(maps(50, *shape[1:]), bands=bands)
     a = maps(*shape, seed=1) * torch.tensor([0.2, 1.0, 3.0, 1.0]).view(-1, *[1] * (len(shape) - 1)) + 0.5
     np.testing.assert_allclose(channels.realign(a, usual), realign_by_hand(a, usual, bands), atol=2e-5)
-    exact = channels.realign(a.double(), usual)
-    assert exact.dtype == torch.float64
-    np.testing.assert_allclose(exact, realign_by_hand(a.double(), usual, bands), atol=1e-12)
+    for openness in (None, torch.tensor([1.0, 0.5, 0.01, 0.0])):
+        exact = channels.realign(a.double(), usual, openness)
+        assert exact.dtype == torch.float64
+        np.testing.assert_allclose(exact, realign_by_hand(a.double(), usual, bands, openness), atol=1e-12)
 
 
 @given(
@@ -176,6 +178,15 @@ def test_noise_is_taken_from_the_high_band_and_blur_given_back_to_it():
 
 class TestWhatStays:
     @pytest.mark.parametrize("bands", [False, True])
+    def test_an_image_that_is_not_open_keeps_its_bits_beside_one_that_is(self, bands):
+        usual, x = reference(maps(50, 5, 12, 12), bands=bands), maps(4, 5, 12, 12, seed=4) * 3
+        out = channels.realign(x, usual, torch.tensor([0.0, 1.0, 0.3, 0.0]))
+        assert out[[0, 3]].equal(x[[0, 3]])
+        assert out[1].equal(channels.realign(x, usual)[1])
+        less, more = ((out[2] - x[2]).norm(), (channels.realign(x, usual)[2] - x[2]).norm())
+        assert 0 < less < more
+
+    @pytest.mark.parametrize("bands", [False, True])
     def test_an_image_has_one_answer_in_any_batch_to_the_bit(self, bands):
         usual, x = reference(maps(50, 5, 12, 12), bands=bands), maps(7, 5, 12, 12, seed=4) * 2
         together = channels.realign(x, usual)
@@ -226,6 +237,8 @@ class TestWhatStays:
         usual = reference(clean, bands=bands)
         x = maps(1, 2, 8, 8, seed=1).double().requires_grad_()
         assert torch.autograd.gradcheck(lambda a: channels.realign(a, usual), x)
+        for openness in (0.0, 0.4):
+            assert torch.autograd.gradcheck(lambda a: channels.realign(a, usual, torch.tensor([openness])), x)  # noqa: B023
         constant = torch.ones(1, 2, 8, 8, requires_grad=True)
         channels.realign(constant, usual).sum().backward()
         assert constant.grad.isfinite().all()
@@ -240,7 +253,10 @@ def test_what_has_no_channels_is_refused(bad):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"budget": -0.1}, r"Evidence\(budget=-0.1\).*between 0 and 1; 0.01 is careful"),
+        ({"budget": -0.1}, r"Evidence\(budget=-0.1\): the share of clean images.*between 0 and 1; 0.01 is careful"),
+        ({"strength": 1.5}, r"Evidence\(strength=1.5\): the share of clean variance.*between 0 and 1; 0.02 is careful"),
+        ({"strength": None}, r"strength=None"),
+        ({"probe": 1}, r"probe=1\): want True or False"),
         ({"budget": float("nan")}, r"budget=nan"),
         ({"budget": True}, r"budget=True"),
         ({"budget": "0.1"}, r"budget='0.1'"),

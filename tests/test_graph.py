@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import architectures
 import trueup
 from architectures import images, make
-from trueup.graph import Retrofit, clone, find
+from trueup.graph import Reader, Retrofit, clone, find
 
 SITES = {
     "vgg": ["1", "4", "7", "11"],
@@ -128,7 +129,7 @@ def test_norms_are_known_by_their_layers_their_functions_and_their_own_word():
     shapes = {name: site.shape for name, site in targets.channels.items()}
     assert shapes["ln"] == (4, 8, 8)
     assert shapes["flat"] == (4,)
-    robust = trueup.correct(model, targets, trueup.Evidence(0.2))
+    robust = trueup.correct(model, targets, trueup.Evidence(budget=1, strength=0.2))
     assert robust(3 * x + 1).shape == (3, 4)
     assert not robust(3 * x + 1).equal(model(3 * x + 1))
 
@@ -145,7 +146,7 @@ def test_a_norm_whose_first_dimension_is_not_the_batch_is_left_out():
 
     targets = trueup.calibrate(Tokens().eval(), [images(3)])
     assert list(targets) == ["relu"]
-    assert list(targets.channels) == ["bn"]
+    assert list(targets.channels) == list(targets.gate) == ["bn"]
 
 
 @pytest.mark.parametrize("name", architectures.ALL)
@@ -347,6 +348,128 @@ def test_tensors_made_in_the_forward_pass_follow_to_another_device():
     moved = copy.deepcopy(Retrofit(model, lambda _: nn.Identity())).to("meta")
     assert moved(x.to("meta")).device.type == "meta"  # a tensor left behind would be refused
     assert moved.state_dict().keys() == model.state_dict().keys()
+
+
+WRITES = {
+    "nothing": lambda self, x: x,
+    "the input, by a method": lambda self, x: x.mul_(0.5),
+    "the input, by an operator": lambda self, x: operator.iadd(x, 0.5),
+    "a view of the input": lambda self, x: (x.flatten(1).mul_(0.5), x)[1],
+    "a buffer": lambda self, x: (self.total.add_(x.mean()), x)[1],
+}
+
+
+class Overwriting(nn.Module):
+    """Writes in place before and between its norms."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.write, self.relu = write, nn.ReLU(inplace=True)
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.conv2, self.bn2, self.bn3 = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.write(self, x)
+        y = self.relu(self.bn1(self.conv1(x)))
+        z = self.relu(self.bn2(self.conv2(y)))
+        return self.bn3(z) + y[..., 2:, 2:] + x[:, :1, 4:, 4:]
+
+
+class _Mean(nn.Module):
+    def __init__(self, site) -> None:
+        super().__init__()
+        self.site = site
+
+    def forward(self, a: Tensor) -> Tensor:
+        return a.mean((1, 2, 3))
+
+
+class _Weighted(nn.Module):
+    def forward(self, *seen: Tensor) -> Tensor:
+        return sum(10**k * one for k, one in enumerate(seen))
+
+
+class _Given(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, a: Tensor, value: Tensor) -> Tensor:
+        self.value = value
+        return a * self.scale
+
+
+class TestReader:
+    """A value read at some sites, and given to everything placed."""
+
+    @pytest.mark.parametrize("ahead", [True, False])
+    @pytest.mark.parametrize("write", sorted(WRITES))
+    def test_it_sees_what_the_model_has_there_and_what_it_overwrites_is_not_missed(self, write, ahead):
+        model, x = Overwriting(WRITES[write]).eval(), images(3) + 1
+        seen: list[Tensor] = []
+        for norm in (model.bn1, model.bn2):
+            norm.register_forward_hook(lambda _m, _i, out: seen.append(out.detach().clone()))
+        wanted = model(x.clone())
+        value = seen[0].mean((1, 2, 3)) + 10 * seen[1].mean((1, 2, 3))
+        for norm in (model.bn1, model.bn2):
+            norm._forward_hooks.clear()
+        model.total.zero_()
+        given_x = x.clone()
+        robust = Retrofit(model, lambda _: _Given(), reader=Reader(["bn1", "bn2"], _Mean, _Weighted(), ahead))
+        assert robust.sites == (["bn1", "relu", "bn2", "relu#2", "bn3"] if ahead else ["bn2", "relu#2", "bn3"])
+        out = robust(given_x)
+        torch.testing.assert_close(out, wanted)
+        for module in robust.placed:
+            torch.testing.assert_close(module.value, value)
+        # As the model itself leaves them, in one run.
+        twin, left = Overwriting(WRITES[write]).eval(), x.clone()
+        twin(left)
+        assert given_x.equal(left)
+        assert model.total.equal(twin.total)
+
+    def test_what_is_placed_does_not_change_what_is_read(self):
+        model, x = make("mobilenet"), images(3)
+        reader = Reader(["stem.1", "blocks.0.conv.1.1"], _Mean, _Weighted(), True)
+        values = []
+        for scale in (1.0, 5.0):
+            robust = Retrofit(model, lambda _, scale=scale: _Given(scale), reader=reader)
+            robust(x)
+            values.append(robust.placed[0].value)
+        assert values[0].equal(values[1])
+
+    def test_it_runs_ahead_only_where_something_is_placed_before(self):
+        model = make("mobilenet")
+        calls = []
+        model.stem[0].register_forward_hook(lambda *_: calls.append(1))
+        for select, count in ((None, 2), (lambda site: site.name == "blocks.1.conv.3", 1)):
+            calls.clear()
+            reader = Reader(["stem.1", "blocks.0.conv.0.1"], _Mean, _Weighted(), True)
+            robust = Retrofit(model, lambda _: _Given(), reader=reader, select=select)
+            robust(images(2))
+            assert len(calls) == count
+
+    def test_a_shared_norm_is_read_where_it_is_called(self):
+        class Twice(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv, self.bn = nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.bn(self.conv(self.bn(self.conv(x))))
+
+        model, x = Twice().eval(), images(2)
+        for site, wanted in (("bn", model.bn(model.conv(x))), ("bn#2", model(x))):
+            robust = Retrofit(model, lambda _: _Given(), reader=Reader([site], _Mean, _Weighted(), True))
+            robust(x)
+            torch.testing.assert_close(robust.placed[0].value, wanted.mean((1, 2, 3)))
+
+    def test_a_site_that_is_not_there_is_named(self):
+        with pytest.raises(
+            ValueError, match="'nowhere' is to be read, and was not found in this MobileNet; it has stem.1"
+        ):
+            Retrofit(make("mobilenet"), lambda _: None, reader=Reader(["nowhere"], _Mean, _Weighted(), True))
 
 
 class _Keep(nn.Module):

@@ -56,15 +56,30 @@ def test_surprise_is_calibrated_on_clean_images_that_were_not_seen():
     everything = images(3500)
     targets = trueup.calibrate(model, everything[:500].split(100))
     parts = [trueup.measure(model, targets, part) for part in everything[500:].split(500)]
-    for name in ("surprise", "image"):
+    for name, ranked in (("surprise", 500), ("image", 250)):
         ranks = torch.cat([getattr(part, name) for part in parts])
         for level in (0.5, 0.9, 0.99):
             above = (ranks > level).float().mean(dim=0)
-            # Of 500 clean images the k highest fix the level: a Beta distribution, and what 3000 images say of it.
-            error = 4 * (level * (1 - level) * (1 / 500 + 1 / 3000)) ** 0.5
-            assert ((above - (1 - level)).abs() < error + 1 / 501).all(), (name, level, above)
+            # Of the ranked clean images the k highest fix the level: a Beta distribution, and what 3000 say of it.
+            error = 4 * (level * (1 - level) * (1 / ranked + 1 / 3000)) ** 0.5
+            assert ((above - (1 - level)).abs() < error + 1 / (ranked + 1)).all(), (name, level, above)
     noisy = everything[500:700] + 0.5 * torch.randn(200, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert (trueup.measure(model, targets, noisy).image > 0.99).float().mean() > 0.9
+
+
+def test_the_image_is_ranked_by_what_opens_the_gate_selected_or_not():
+    model, x = make("resnet"), torch.cat([images(20, seed=3), images(20, seed=3) * 0.5])
+    targets = trueup.calibrate(model, images(200).split(50))
+    robust = trueup.correct(model, targets, trueup.Evidence())
+    seen = []
+    robust.whole.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    robust(x)
+    shift = trueup.measure(model, targets, x)
+    assert trueup.gate.openness(1 - shift.image.double(), 0.02).allclose(seen[0], atol=1e-5)
+    late = trueup.measure(model, targets, x, select=lambda site: site.name == "layer1.1.bn3")
+    assert late.norms == ("layer1.1.bn3",)
+    assert late.sites == ()
+    assert late.image.equal(shift.image)
 
 
 def test_an_image_that_is_not_finite_is_entirely_surprising():

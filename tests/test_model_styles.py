@@ -315,10 +315,12 @@ def test_weight_norm_survives_a_cast():
 
 
 def test_a_replica_for_data_parallel_is_its_own():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]))
-    replica = robust._replicate_for_data_parallel()
-    assert replica.forward.__self__ is replica
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)).eval()
+    for rule in (None, trueup.Evidence()):
+        robust = trueup.correct(model, trueup.calibrate(model, [images(20)]), rule)
+        replica = robust._replicate_for_data_parallel()
+        assert replica.forward.__self__ is replica
+        assert replica(images(2) * 3).equal(robust(images(2) * 3))
 
 
 def test_an_own_function_with_a_flag_is_not_taken_for_in_place():

@@ -1,4 +1,4 @@
-"""The promises of the library, each on real architectures and for both rules."""
+"""The promises of the library, each on real architectures and for every rule."""
 
 from __future__ import annotations
 
@@ -18,25 +18,33 @@ from architectures import images, make
 from trueup import functional as F
 
 STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
-EVIDENCE = trueup.Evidence(0.05)
+EVIDENCE = trueup.Evidence(budget=1, strength=0.05)
+GATED = trueup.Evidence(strength=0.05)
+IN_PASSING = trueup.Evidence(strength=0.05, probe=False)
 # torch rounds a convolution differently in another batch or when compiled. Where a value then falls into the next bin
 # of a histogram, it is moved by a bin's width more or less; a sort does not notice, nor do means.
-RULES = [(replace(STRONG, method="sort"), 1e-5), (replace(STRONG, method="histogram"), 1e-3), (EVIDENCE, 1e-4)]
+RULES = [
+    (replace(STRONG, method="sort"), 1e-5),
+    (replace(STRONG, method="histogram"), 1e-3),
+    *((rule, 1e-4) for rule in (EVIDENCE, GATED, IN_PASSING)),
+]
 NORMED = ["mobilenet", "densenet", "convnext", "vit", "resnet"]  # the architectures with norms
 
 
 def named(rule):
-    return rule.method if isinstance(rule, trueup.Correction) else "evidence"
+    if isinstance(rule, trueup.Correction):
+        return rule.method
+    return "evidence" if rule.budget == 1 else "gated" if rule.probe else "in passing"
 
 
 rules = pytest.mark.parametrize(("rule", "atol"), [pytest.param(rule, atol, id=named(rule)) for rule, atol in RULES])
 everywhere = pytest.mark.parametrize("name", architectures.ALL)
-everywhere_and_both = pytest.mark.parametrize(
+everywhere_and_all = pytest.mark.parametrize(
     ("name", "rule"),
     [pytest.param(name, STRONG, id=name) for name in architectures.ALL]
-    + [pytest.param(name, EVIDENCE, id=f"{name}-evidence") for name in NORMED],
+    + [pytest.param(name, rule, id=f"{name}-{named(rule)}") for name in NORMED for rule in (EVIDENCE, GATED)],
 )
-both = pytest.mark.parametrize("rule", [STRONG, EVIDENCE], ids=["correction", "evidence"])
+every = pytest.mark.parametrize("rule", [STRONG, EVIDENCE, GATED, IN_PASSING], ids=named)
 
 
 def corrected(name, rule=STRONG):
@@ -46,7 +54,7 @@ def corrected(name, rule=STRONG):
 
 
 def skip_without_norms(name, rule):
-    if rule == EVIDENCE and name not in NORMED:
+    if isinstance(rule, trueup.Evidence) and name not in NORMED:
         pytest.skip(f"{name} has no norm")
 
 
@@ -62,7 +70,7 @@ class TestUntouched:
         before = copy.deepcopy(model.state_dict())
         outputs, structure = model(x), repr(model)
         targets = trueup.calibrate(model, [x])
-        for rule in (STRONG, EVIDENCE) if name in NORMED else (STRONG,):
+        for rule in (STRONG, EVIDENCE, GATED, IN_PASSING) if name in NORMED else (STRONG,):
             trueup.correct(model, targets, rule)(x)
         trueup.measure(model, targets, x), trueup.sites(model, x)
         for key, value in model.state_dict().items():
@@ -83,14 +91,14 @@ class TestUntouched:
         assert all(module.training for module in model.modules())
         assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 
-    @everywhere_and_both
+    @everywhere_and_all
     def test_weights_are_shared_and_none_are_added(self, name, rule):
         model, robust = corrected(name, rule)
         mine, theirs = list(model.parameters()), list(robust.parameters())
         assert [p.data_ptr() for p in mine] == [p.data_ptr() for p in theirs]
         assert {id(p) for p in mine} == {id(p) for p in theirs}
 
-    @both
+    @every
     def test_moving_or_casting_the_corrected_module_leaves_the_model(self, rule):
         model, robust = corrected("mobilenet", rule)
         wanted = robust(images(4))
@@ -117,12 +125,40 @@ class TestStateless:
 
 
 class TestIdentity:
-    @everywhere_and_both
-    def test_a_zero_step_or_budget_gives_the_models_bits(self, name, rule):
-        nothing = trueup.Evidence(0) if rule == EVIDENCE else trueup.Correction(lambda1=0)
-        model, robust = corrected(name, nothing)
-        assert robust(dark()).equal(model(dark()))
+    @everywhere_and_all
+    def test_a_zero_step_budget_or_strength_gives_the_models_bits(self, name, rule):
+        nothings = [trueup.Evidence(budget=0), trueup.Evidence(strength=0)]
+        for nothing in nothings if isinstance(rule, trueup.Evidence) else [trueup.Correction(lambda1=0)]:
+            model, robust = corrected(name, nothing)
+            assert robust(dark()).equal(model(dark()))
         assert not corrected(name, rule)[1](dark()).equal(model(dark()))
+
+    @pytest.mark.parametrize("rule", [GATED, IN_PASSING], ids=named)
+    @pytest.mark.parametrize("name", NORMED)
+    def test_an_image_inside_cleans_range_has_the_models_bits_beside_one_that_is_not(self, name, rule):
+        model = make(name)
+        targets = trueup.calibrate(model, images(200).split(50))
+        robust, x = trueup.correct(model, targets, rule), torch.cat([images(12, seed=7), dark(4)])
+        usual = trueup.measure(model, targets, x).image <= 1 - 20 * rule.budget
+        assert 2 <= usual.sum() <= 12
+        changed = (robust(x) != model(x)).any(dim=1)
+        assert changed.equal(~usual)
+
+    def test_in_passing_there_must_be_something_left_to_correct(self):
+        model = make("resnet")
+        targets = trueup.calibrate(model, [images(20)])
+        first = lambda site: site.name == "layer1.0.bn1"  # noqa: E731
+        assert not trueup.correct(model, targets, GATED, select=first)(dark()).equal(model(dark()))
+        with pytest.raises(ValueError, match="from 'layer1.0.bn2' on, and `select` chose none.*with probe=True"):
+            trueup.correct(model, targets, IN_PASSING, select=first)
+
+    def test_reading_ahead_and_in_passing_differ(self):
+        model, ahead = corrected("resnet", GATED)
+        _, passing = corrected("resnet", IN_PASSING)
+        assert ahead.sites[len(ahead.sites) - len(passing.sites) :] == passing.sites
+        assert len(passing.sites) < len(ahead.sites)
+        assert not ahead(dark()).equal(passing(dark()))
+        assert not passing(dark()).equal(model(dark()))
 
     def test_full_strength_lands_on_the_targets_shape_at_every_site(self):
         torch.manual_seed(0)  # leaky and in float64, so that there are no ties
@@ -169,16 +205,18 @@ class TestIdentity:
 
 
 class TestPortable:
-    @both
+    @every
     def test_another_input_size_works_without_calibrating_again(self, rule):
         model, robust = corrected("resnet", rule)
         x = torch.nn.functional.interpolate(images(6), size=(48, 40), mode="bilinear", align_corners=False)
         assert robust(x).shape == (6, 10)
+        if getattr(rule, "gated", False):
+            return  # enlarged pictures lack detail, and that is unusual
         # The same pictures, enlarged: nearly the same distributions, so nearly the same corrected answer.
         small, large = robust(images(6)) - model(images(6)), robust(x) - model(x)
         assert torch.nn.functional.cosine_similarity(small.flatten(), large.flatten(), dim=0) > 0.7
 
-    @both
+    @every
     def test_targets_from_full_precision_serve_the_model_in_half(self, rule):
         model = make("resnet")
         targets = trueup.calibrate(model, [images(24)])
@@ -188,7 +226,7 @@ class TestPortable:
 
 
 class TestTraining:
-    @both
+    @every
     def test_in_training_mode_it_does_what_the_model_does(self, rule):
         model, robust = corrected("resnet", rule)
         x = dark()
@@ -203,7 +241,15 @@ class TestTraining:
         robust.eval()
         assert not robust(x).equal(twin.eval()(x))
 
-    @both
+    @every
+    def test_in_evaluation_mode_gradients_reach_the_images(self, rule):
+        _, robust = corrected("resnet", rule)
+        x = torch.cat([images(2), dark(2)]).requires_grad_()
+        robust(x).square().sum().backward()
+        assert x.grad.isfinite().all()
+        assert (x.grad.flatten(1).norm(dim=1) > 0).all()
+
+    @every
     def test_training_through_it_trains_the_model(self, rule):
         model, robust = corrected("resnet", rule)
         before = model.fc.weight.clone()
@@ -253,7 +299,7 @@ class TestPlainPyTorch:
         for count in (1, 5):
             torch.testing.assert_close(program.module()(dark(count)), robust(dark(count)), atol=atol, rtol=1e-4)
 
-    @everywhere_and_both
+    @everywhere_and_all
     def test_copied_pickled_and_saved(self, name, rule):
         _, robust = corrected(name, rule)
         file = io.BytesIO()
@@ -275,7 +321,7 @@ class TestPlainPyTorch:
         robust = trueup.correct(model, targets, STRONG, select=lambda site: "#" in site.name)
         assert pickle.loads(pickle.dumps(robust))(dark()).equal(robust(dark()))
 
-    @everywhere_and_both
+    @everywhere_and_all
     def test_the_state_dict_is_the_models(self, name, rule):
         model, robust = corrected(name, rule)
         assert list(robust.state_dict()) == list(model.state_dict())
@@ -289,7 +335,7 @@ class TestPlainPyTorch:
         assert list(nested.state_dict()) == [f"net.{key}" for key in model.state_dict()]
         nested.load_state_dict(nested.state_dict())
 
-    @both
+    @every
     @pytest.mark.parametrize("name", ["resnet", "mobilenet", "convnext"])
     def test_autocast_inference_mode_and_channels_last_mean_the_same(self, name, rule):
         model, robust = corrected(name, rule)
@@ -304,10 +350,10 @@ class TestPlainPyTorch:
         assert (cast - wanted).abs().max() < 5 * rounding + 1e-2
 
     def test_casting_does_not_blur_the_targets(self):
-        for rule in (STRONG, EVIDENCE):
+        for rule in (STRONG, EVIDENCE, GATED):
             _, robust = corrected("resnet", rule)
             robust.bfloat16()
-            assert {b.dtype for module in robust.placed for b in module.buffers()} == {torch.float64}
+            assert {b.dtype for name, b in robust.named_buffers() if not name.startswith("model.")} == {torch.float64}
 
     def test_keyword_arguments_and_signature_are_the_models(self):
         model, robust = corrected("resnet")
@@ -315,7 +361,7 @@ class TestPlainPyTorch:
         assert robust(x=dark()).equal(robust(dark()))
 
     @pytest.mark.gpu
-    @everywhere_and_both
+    @everywhere_and_all
     def test_cuda_means_the_same(self, name, rule):
         model, robust = corrected(name, rule)
         wanted = robust(dark())

@@ -51,7 +51,7 @@ def test_a_strong_corruption_is_mended_and_clean_images_survive(resnet20, cifar,
 @pytest.mark.parametrize("corruption", ["gaussian_blur", "speckle_noise"])
 def test_evidence_mends_more_and_costs_clean_images_nothing(resnet20, cifar, targets, corruption):
     test = cifar[1].first(250)
-    robust = trueup.correct(resnet20, targets, trueup.Evidence(0.02))
+    robust = trueup.correct(resnet20, targets, trueup.Evidence())
     changed = corrupt(test.images, corruption, 5, family="cifar10-c")
     before, paper, after = (
         accuracy(network, changed, test.labels)
@@ -60,6 +60,15 @@ def test_evidence_mends_more_and_costs_clean_images_nothing(resnet20, cifar, tar
     assert after > before + 0.1
     assert after > paper
     assert accuracy(robust, test.images, test.labels) > accuracy(resnet20, test.images, test.labels) - 0.015
+
+
+def test_few_clean_images_are_touched_and_the_others_keep_the_models_bits(resnet20, cifar, targets):
+    test = IMAGENET(cifar[1].images[250:650])
+    robust = trueup.correct(resnet20, targets, trueup.Evidence(budget=0.01))
+    with torch.inference_mode():
+        touched = (robust(test) != resnet20(test)).any(dim=1).float().mean().item()
+    # At most 0.2 in expectation: 200 held-out images fix the level, 400 others are tried.
+    assert 0 < touched < 0.2 + 3 * (0.2 * 0.8 * (1 / 200 + 1 / 400)) ** 0.5
 
 
 def test_surprise_is_calibrated_on_real_images_and_finds_corruption(resnet20, cifar, targets):

@@ -77,19 +77,34 @@ def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
 
 
 @settings(max_examples=10, deadline=None)
-@given(cuts=st.lists(st.integers(1, 23), max_size=5, unique=True), shards=st.booleans(), keep=st.sampled_from([8, 512]))
+@given(
+    cuts=st.lists(st.integers(1, 23), max_size=5, unique=True),
+    shards=st.booleans(),
+    keep=st.sampled_from([(5, 9), (8, 512), (512, 4096)]),
+)
 def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
     model, x = make("mobilenet").double(), images(24).double()
     parts = list(x.tensor_split(sorted(cuts)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets_module, "SAMPLE", keep)
-        patch.setattr("trueup._calibrate.SAMPLE", keep)
+        for name, count in zip(("SAMPLE", "GATE_SAMPLE"), keep, strict=True):
+            patch.setattr(targets_module, name, count)
+            patch.setattr(f"trueup._calibrate.{name}", count)
         whole = trueup.calibrate(model, [x])
         merged = trueup.calibrate(model, parts[:1] if shards else parts)
         for part in reversed(parts[1:]) if shards else ():
             merged = trueup.calibrate(model, [part]) + merged
-    rule = trueup.Evidence(0.05)
+    assert merged.sampled.equal(whole.sampled)
+    assert len(whole.sampled) == min(24, keep[1])
+    assert list(merged.gate) == list(whole.gate) == ["blocks.0.conv.0.1", "blocks.0.conv.1.1"]
+    for name, site in whole.gate.items():
+        torch.testing.assert_close(merged.gate[name].total, site.total, atol=1e-12, rtol=1e-12)
+        assert merged.gate[name].sample.equal(site.sample)
+        assert len(site.sample) == min(24, keep[1])
+    for one, other in zip(merged.fitted_gate, whole.fitted_gate, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    rule = trueup.Evidence(strength=0.05)
     for name, site in whole.channels.items():
+        assert len(site.sample) == min(24, keep[0])
         torch.testing.assert_close(merged.channels[name].total, site.total, atol=1e-12, rtol=1e-12)
         assert merged.channels[name].sample.equal(site.sample)
         torch.testing.assert_close(merged.channels[name].reference(rule), site.reference(rule), rtol=1e-9, atol=1e-12)
@@ -149,15 +164,57 @@ def test_images_of_two_sizes_have_the_statistics_that_both_have():
         assert merged.channels["stem.1"].images == 12
 
 
-def test_the_budget_is_what_clean_images_lose():
+def test_the_strength_is_what_clean_images_lose_if_all_are_open():
     model, x = make("mobilenet"), images(200)
     targets = trueup.calibrate(model, x.split(50))
-    for budget in (0.01, 0.1):
-        usual = targets.channels["stem.1"].reference(trueup.Evidence(budget))
+    for strength in (0.01, 0.1):
+        usual = targets.channels["stem.1"].reference(trueup.Evidence(strength=strength))
         moments = trueup.channels.moments(first_norm(model, x), bands=True)[:, [0, 2, 3]].double()
         before = trueup.channels.statistics(moments, usual[3])
         lost = trueup.channels.shifts(before, usual).square().mean(0) / before.var(0, correction=0)
-        torch.testing.assert_close(lost, torch.full_like(lost, budget), rtol=0.05, atol=1e-3)
+        torch.testing.assert_close(lost, torch.full_like(lost, strength), rtol=0.05, atol=1e-3)
+
+
+def test_the_gate_reads_the_last_two_maps_among_the_first_third_of_all_norms():
+    def gate(name, size=32, **options):
+        return {site: len(target.total) for site, target in read(make(name), size, **options).items()}
+
+    def read(model, size=32, **options):
+        return trueup.calibrate(model, [images(12, size)], **options).gate
+
+    assert gate("mobilenet") == {"blocks.0.conv.0.1": 5, "blocks.0.conv.1.1": 5}  # of 7: the last two of three
+    assert gate("densenet") == {"norms.0": 5}  # one of three
+    assert gate("vit") == {"blocks.0.norm1": 2, "blocks.0.norm2": 2}  # tokens have no bands
+    assert gate("mobilenet", 14) == {"blocks.0.conv.0.1": 2, "blocks.0.conv.1.1": 2}  # nor have maps of 7
+    assert gate("vgg") == {}
+    late = lambda site: site.name == "blocks.1.conv.3"  # noqa: E731
+    assert gate("mobilenet", select=late) == gate("mobilenet")  # whether or not it is selected
+    assert gate("mobilenet", select=lambda site: site.kind == "activation") == {}
+    shrinking = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.MaxPool2d(4)),
+        *(nn.BatchNorm2d(4) for _ in range(6)),
+    ).eval()
+    assert list(read(shrinking)) == ["1", "3"]  # the third of eight norms has maps of 4
+
+
+def test_images_of_two_sizes_have_the_gate_that_both_have():
+    model = make("mobilenet")
+    large, small = (trueup.calibrate(model, [images(6, size)]) for size in (32, 14))
+    for merged in (large + small, small + large, trueup.calibrate(model, [images(6, 32), images(6, 14)])):
+        assert [len(target.total) for target in merged.gate.values()] == [2, 2]
+        assert merged.gate["blocks.0.conv.0.1"].images == 12
+        assert trueup.correct(model, merged, trueup.Evidence())(images(3)).shape == (3, 10)
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+def test_a_few_images_make_a_gate_that_is_as_honest_as_it_can_be(count):
+    model = make("mobilenet")
+    targets = trueup.calibrate(model, [images(count)])
+    shift = trueup.measure(model, targets, images(4, seed=5) * 9)
+    assert (shift.image <= 1 - 1 / (count // 2 + 1)).all()
+    out = trueup.correct(model, targets, trueup.Evidence())(images(4, seed=5) * 9)
+    assert out.isfinite().all()
+    assert out.equal(model(images(4, seed=5) * 9)) == (count < 10)  # p is 1/6 at least: under 0.4
 
 
 def test_memory_does_not_depend_on_the_number_of_images():
@@ -220,7 +277,12 @@ def test_saving_and_loading_gives_the_same_targets(tmp_path):
             assert (loaded.channels[name].shape, loaded.channels[name].images) == (site.shape, site.images)
             assert loaded.channels[name].total.equal(site.total)
             assert loaded.channels[name].sample.equal(site.sample)
-        for rule in (trueup.Correction(), trueup.Evidence(0.03), trueup.Evidence(bands=False)):
+        assert list(loaded.gate) == list(targets.gate)
+        for name, site in targets.gate.items():
+            assert (loaded.gate[name].shape, loaded.gate[name].images) == (site.shape, site.images)
+            assert loaded.gate[name].total.equal(site.total)
+            assert loaded.gate[name].sample.equal(site.sample)
+        for rule in (trueup.Correction(), trueup.Evidence(), trueup.Evidence(budget=1, bands=False)):
             assert trueup.correct(model, loaded, rule)(x).equal(trueup.correct(model, targets, rule)(x))
         assert (loaded + targets).images == 12
     assert [path.name for path in tmp_path.iterdir()] == ["targets.safetensors"]
@@ -256,8 +318,8 @@ def test_a_newer_file_is_refused(saved):
     tensors = safetensors.torch.load_file(saved)
     with safetensors.safe_open(saved, "pt") as file:
         metadata = file.metadata()
-    safetensors.torch.save_file(tensors, saved, metadata | {"version": "3"})
-    with pytest.raises(ValueError, match="format version 3.*reads up to 2.*upgrade"):
+    safetensors.torch.save_file(tensors, saved, metadata | {"version": "4"})
+    with pytest.raises(ValueError, match="format version 4.*reads up to 3.*upgrade"):
         trueup.Targets.load(saved)
 
 
@@ -277,6 +339,27 @@ def test_a_file_of_the_first_version_is_read_and_says_what_it_lacks(tmp_path):
     assert shift.image.isnan().all()
     with pytest.raises(ValueError, match="cannot be added: one has sites"):
         old + trueup.calibrate(model, [images(4)])
+
+
+def test_a_file_of_the_second_version_is_read_and_says_what_it_lacks(tmp_path):
+    model, path = make("mobilenet"), tmp_path / "targets.safetensors"
+    targets = trueup.calibrate(model, [images(8)])
+    targets.save(path)
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = {key: value for key, value in file.metadata().items() if key != "gate"}
+    tensors = {k: v for k, v in safetensors.torch.load_file(path).items() if "/gate_" not in k}
+    safetensors.torch.save_file(tensors, path, metadata | {"version": "2"})
+    old, x = trueup.Targets.load(path), images(4) * 3
+    assert old.gate == {}
+    ungated = trueup.Evidence(budget=1)
+    assert trueup.correct(model, old, ungated)(x).equal(trueup.correct(model, targets, ungated)(x))
+    assert trueup.correct(model, old, trueup.Evidence(budget=0))(x).equal(model(x))
+    with pytest.raises(ValueError, match=r"asks how unusual an image is.*calibrate again.*Evidence\(budget=1\)"):
+        trueup.correct(model, old, trueup.Evidence())
+    shift = trueup.measure(model, old, x)
+    assert shift.norms == tuple(targets.channels)
+    assert shift.image.isnan().all()
+    assert (old + targets).gate == (targets + old).gate == {}
 
 
 def test_targets_of_norms_alone_serve_evidence_only():
@@ -386,6 +469,6 @@ class TestFingerprint:
         targets = trueup.calibrate(model, [images(4)])
         model.blocks[1].conv[0][2] = nn.Identity()
         with pytest.raises(
-            ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.2"
+            ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.1, stem.2"
         ):
             trueup.correct(model, targets)

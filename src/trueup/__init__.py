@@ -7,7 +7,7 @@
 The files of the three verbs begin with an underscore because `trueup.correct` is the function.
 """
 
-from trueup import channels, functional
+from trueup import channels, functional, gate
 from trueup._calibrate import calibrate
 from trueup._correct import correct
 from trueup._measure import Shift, measure
@@ -32,6 +32,7 @@ __all__ = [
     "channels",
     "correct",
     "functional",
+    "gate",
     "measure",
     "sites",
 ]

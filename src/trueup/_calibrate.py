@@ -16,7 +16,7 @@ from trueup.correction import Method
 from trueup.fingerprint import Fingerprint
 from trueup.graph import Options, Site
 from trueup.probe import Probe
-from trueup.targets import SAMPLE, ChannelTarget, SiteTarget, Targets
+from trueup.targets import GATE_SAMPLE, SAMPLE, ChannelTarget, SiteTarget, Targets
 
 RESOLUTION = 1025  # quantile levels a site; docs/targets.md has the error that they make
 
@@ -36,7 +36,8 @@ def calibrate(
     depend on the number of images. The model is not touched. Each site keeps `resolution` values of its quantile
     function, or with None every order statistic. `options` choose the sites: see `trueup.Options`. What a `Correction`
     needs is measured after activation functions, what `Evidence` needs after norms; with
-    `select=lambda site: site.kind == "activation"` it is the former only.
+    `select=lambda site: site.kind == "activation"` it is the former only. The norms by which `Evidence` tells an
+    unusual image are read whether or not they are selected.
 
     With `method="sort"` these values are exact. `"auto"` and `"histogram"` read those of rows longer than `resolution`
     from a histogram, which takes a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its
@@ -55,8 +56,7 @@ def calibrate(
     exact = method == "sort"
     mine: Targets | None = None
     for images in probe.checked(_images(loader)):
-        last = int(mine.sampled[-1]) if mine is not None and len(mine.sampled) == SAMPLE else None
-        part = _targets_of(probe, images, fingerprint, resolution, exact, last)
+        part = _targets_of(probe, images, fingerprint, resolution, exact, mine)
         mine = part if mine is None else mine + part
     if (targets := _sum(shard for shard in _of_all_ranks(mine) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
@@ -89,22 +89,40 @@ def _images(loader: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _targets_of(
-    probe: Probe, images: Tensor, fingerprint: Fingerprint, resolution: int | None, exact: bool, last: int | None
+    probe: Probe, images: Tensor, fingerprint: Fingerprint, resolution: int | None, exact: bool, before: Targets | None
 ) -> Targets:
-    """The targets of one batch. Of images that come after the key `last`, none need be kept singly."""
+    """The targets of one batch, without the single images that would not stay beside those of the batches `before`."""
     keys, order = _keys(images).sort(stable=True)
-    count = SAMPLE if last is None else min(SAMPLE, int((keys < last).sum()))
-    sample = order[:count]
+    few, many = (order[: _staying(keys, before, most)] for most in (SAMPLE, GATE_SAMPLE))
+    early = {site.name for site in probe.early}
 
     def look(site: Site, a: Tensor) -> SiteTarget | ChannelTarget:
         if site.kind == "norm":
-            return ChannelTarget.of(a.movedim(site.channels, 1), sample=sample)
-        return SiteTarget.of(a, resolution=resolution, sample=sample, exact=exact)
+            return ChannelTarget.of(a.movedim(site.channels, 1), sample=many if site.name in early else few)
+        return SiteTarget.of(a, resolution=resolution, sample=few, exact=exact)
 
     seen = probe(images, look)
-    sites = {name: target for name, target in seen.items() if isinstance(target, SiteTarget)}
-    norms = {name: target for name, target in seen.items() if isinstance(target, ChannelTarget)}
-    return Targets(sites, keys[:count], fingerprint, norms)
+    chosen = {name: target for name, target in seen.items() if name in probe.selected}
+    sites = {name: target for name, target in chosen.items() if isinstance(target, SiteTarget)}
+    norms = {name: target.without_gate() for name, target in chosen.items() if isinstance(target, ChannelTarget)}
+    gate = _gate({name: seen[name] for name in seen if name in early}) if norms else {}
+    return Targets(sites, keys[: len(many if gate else few)], fingerprint, norms, gate)
+
+
+def _gate(early: dict[str, ChannelTarget]) -> dict[str, ChannelTarget]:
+    """The norms by which unusual images are told: the last two of the early ones, if there are such, with bands.
+
+    That is about the end of the first stage, where noise, blur and contrast show and what an image is of does not yet.
+    """
+    with_bands = {name: target for name, target in early.items() if target.bands}
+    return dict(list((with_bands or early).items())[-2:])
+
+
+def _staying(keys: Tensor, before: Targets | None, most: int) -> int:
+    """How many of the ascending `keys` are among the `most` smallest that there are with those of `before`."""
+    if before is not None and len(before.sampled) >= most:
+        keys = keys[keys < before.sampled[most - 1]]
+    return min(most, len(keys))
 
 
 def _keys(images: Tensor) -> Tensor:

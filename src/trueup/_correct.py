@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Unpack
 
+import torch
 from torch import Tensor, nn
 
 from trueup import functional, kernels
 from trueup.correction import Correction
 from trueup.evidence import Evidence
-from trueup.graph import Options, Retrofit, Site
+from trueup.gate import Gate, features, openness
+from trueup.graph import Options, Reader, Retrofit, Site, clone
 from trueup.targets import ChannelTarget, SiteTarget, Targets
 
 Rule = Correction | Evidence
@@ -26,7 +28,8 @@ def correct(
     """A module that does what `model` does, with every site corrected.
 
     The rule is a `Correction`, which moves the activations after every activation function towards the shape of their
-    target, or `Evidence`, which moves each channel after every norm in proportion to the evidence that it has shifted.
+    target, or `Evidence`, which moves each channel after every norm in proportion to the evidence that it has shifted,
+    in images that look unusual.
 
     The module shares the model's weights, adds no parameters, has the model's `state_dict`, and is returned in
     evaluation mode; the model itself is not touched. Each image is corrected on its own. In training mode it does what
@@ -44,13 +47,37 @@ def correct(
         raise TypeError(
             f"correct: want a Correction, got {rule!r}; such as trueup.Correction(lambda1=0.5), or trueup.Evidence()"
         )
+    model = clone(model)
     wanted = targets.channels if isinstance(rule, Evidence) else targets.sites
-    robust = Retrofit(model, lambda site: _placed(site, targets, rule) if site.name in wanted else None, **options)
     if not wanted:
-        raise ValueError(_nothing_to_correct(robust.model, rule))
-    targets.check_model(robust.model, wanted, robust.sites, selected=options.get("select") is not None)
-    robust.placed.to(robust.device)
+        raise ValueError(_nothing_to_correct(model, rule))
+    targets.check_model(model)
+    reader = _reader(targets, rule) if isinstance(rule, Evidence) and rule.gated else None
+    robust = Retrofit(
+        model, lambda site: _placed(site, targets, rule) if site.name in wanted else None, reader=reader, **options
+    )
+    targets.check_sites(model, wanted, robust.selected, selected=options.get("select") is not None)
+    if not robust.sites:
+        raise ValueError(
+            f"{rule} corrects norms from {robust.reads[-1]!r} on, and `select` chose none of these; with probe=True, "
+            "those before it are corrected too"
+        )
+    for part in (robust.placed, robust.looks, robust.whole):
+        if part is not None:
+            part.to(robust.device)
     return robust
+
+
+def _reader(targets: Targets, rule: Evidence) -> Reader:
+    """What tells how far each image is open."""
+    if not targets.gate:
+        raise ValueError(
+            f"{rule} asks how unusual an image is, and these targets do not know: they were made by an earlier "
+            "version, or of images of very different sizes; calibrate again with trueup.calibrate(model, loader), or "
+            "correct every image alike with trueup.Evidence(budget=1)"
+        )
+    whole = _Open(targets.fitted_gate, rule.budget)
+    return Reader(list(targets.gate), lambda site: _Look(site, targets.gate[site.name]), whole, rule.probe)
 
 
 def _placed(site: Site, targets: Targets, rule: Rule) -> nn.Module:
@@ -115,6 +142,42 @@ class _Correct(_AtSite):
         return f"{self.name!r}, step={self.correction.step:.3g}"
 
 
+class _Look(_AtSite):
+    """What the gate looks at in one norm's output."""
+
+    floor: Tensor
+
+    def __init__(self, site: Site, statistics: ChannelTarget) -> None:
+        super().__init__()
+        self.name, self.bands, self.channels = site.name, statistics.bands, site.channels
+        self.register_buffer("floor", statistics.floor, persistent=False)
+
+    def forward(self, a: Tensor) -> Tensor:
+        return features(kernels.moments(a.movedim(self.channels, 1), bands=self.bands), self.floor)
+
+    def extra_repr(self) -> str:
+        """In the way of torch's modules."""
+        return f"{self.name!r}{', bands' if self.bands else ''}"
+
+
+class _Open(_AtSite):
+    """How far each image is open to correction `(batch,)`, from its features at all norms that the gate reads."""
+
+    def __init__(self, gate: Gate, budget: float) -> None:
+        super().__init__()
+        self.budget = budget
+        for name, tensor in gate._asdict().items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, *seen: Tensor) -> Tensor:
+        gate = Gate(*(self.get_buffer(name) for name in Gate._fields))
+        return openness(gate.p_values(torch.cat(seen, dim=1)), self.budget)
+
+    def extra_repr(self) -> str:
+        """In the way of torch's modules."""
+        return f"budget={self.budget:.3g}"
+
+
 class _Realign(_AtSite):
     """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted."""
 
@@ -125,12 +188,12 @@ class _Realign(_AtSite):
         self.name, self.rule, self.channels = site.name, rule, site.channels
         self.register_buffer("reference", statistics.reference(rule), persistent=False)
 
-    def forward(self, a: Tensor) -> Tensor:
-        if self.rule.budget == 0:
+    def forward(self, a: Tensor, openness: Tensor | None = None) -> Tensor:
+        if not self.rule.changes:
             return a
-        return kernels.realign(a.movedim(self.channels, 1), self.reference).movedim(1, self.channels)
+        return kernels.realign(a.movedim(self.channels, 1), self.reference, openness).movedim(1, self.channels)
 
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
         bands = ", bands" if self.reference.shape[1] == 3 else ""
-        return f"{self.name!r}, budget={self.rule.budget:.3g}{bands}"
+        return f"{self.name!r}, strength={self.rule.strength:.3g}{bands}"

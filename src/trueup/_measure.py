@@ -26,8 +26,9 @@ class Shift:
     After norms: `evidence` is the mean over channels of the squared distance of their statistics from what is usual,
     in spreads, 1 on clean images; `surprise` is its rank among clean images that were kept.
 
-    `image` is one number an image: the rank of its mean evidence over all norms. NaN where the targets hold no channel
-    statistics. Both ranks are calibrated: of clean images that were not seen, about 1 % lie above 0.99.
+    `image` is one number an image, the one by which `Evidence` decides: 1 - p, with p the share of held-out clean
+    images that are as unusual at the end of the first stage (`trueup.gate`). NaN where the targets hold nothing for it.
+    Both are calibrated: of clean images that were not seen, about 1 % lie above 0.99.
     """
 
     sites: tuple[str, ...]
@@ -58,9 +59,15 @@ def measure(model: nn.Module, targets: Targets, images: Tensor, **options: Unpac
     """
     probe = Probe(model, kinds=get_args(Kind), **options)
     wanted = [*targets.sites, *targets.channels]
-    targets.check_model(probe.model, wanted, probe.module.sites, selected=options.get("select") is not None)
+    targets.check_model(probe.model)
+    targets.check_sites(probe.model, wanted, probe.selected, selected=options.get("select") is not None)
+    looked: dict[str, Tensor] = {}
 
     def look(site: Site, a: Tensor) -> tuple[Tensor, Tensor] | Tensor | None:
+        if site.name in targets.gate:
+            looked[site.name] = targets.gate[site.name].features(a.movedim(site.channels, 1)).cpu()
+        if site.name not in probe.selected:
+            return None
         if site.name in targets.channels:
             return targets.channels[site.name].evidence(a.movedim(site.channels, 1))
         if site.name not in targets:
@@ -82,8 +89,15 @@ def measure(model: nn.Module, targets: Targets, images: Tensor, **options: Unpac
         norms=tuple(scores),
         evidence=evidence.float(),
         surprise=_columns([_rank(*pair) for pair in zip(evidence.T, clean.T, strict=True)], len(images)).float(),
-        image=_rank(evidence.mean(dim=1), clean.mean(dim=1)).float(),  # NaN where there are none
+        image=_image(targets, looked, len(images)).float(),
     )
+
+
+def _image(targets: Targets, looked: dict[str, Tensor], images: int) -> Tensor:
+    """How unusual whole images are `(images,)`, from the features at the norms that the gate reads."""
+    if not targets.gate:
+        return torch.full((images,), torch.nan)
+    return 1 - targets.fitted_gate.p_values(torch.cat([looked[name] for name in targets.gate], dim=1))
 
 
 def _rank(scores: Tensor, clean: Tensor) -> Tensor:
@@ -91,8 +105,6 @@ def _rank(scores: Tensor, clean: Tensor) -> Tensor:
 
     An image that is drawn as the clean ones were is as likely to take any of the n + 1 places among them.
     """
-    if clean.isnan().all():
-        return torch.full_like(scores, torch.nan)
     below = torch.searchsorted(clean.sort().values, scores.contiguous()) / (len(clean) + 1)
     return torch.where(scores.isfinite(), below, 1.0)
 

@@ -29,5 +29,6 @@ def sites(
     if kind not in get_args(Kind):
         raise ValueError(f"sites(kind={kind!r}): want one of {', '.join(get_args(Kind))}")
     if example is not None:
-        return list(Probe(model, kinds=(kind,), **options)(example, lambda _site, _a: None))
+        probe = Probe(model, kinds=(kind,), **options)
+        return [name for name in probe(example, lambda _site, _a: None) if name in probe.selected]
     return [site.name for site in find(model, **options) if site.kind == kind]

@@ -35,20 +35,22 @@ __all__ = [
 
 
 def moments(a: Tensor, *, bands: bool = False) -> Tensor:
-    """Mean and variance of each channel's map, and with `bands` also the variances of its low and its high band.
+    """Mean and variance of each channel's map, and with `bands` three moments of its low and its high band.
 
-    `a` is `(batch, channels, ...)`, the result `(batch, 2 or 4, channels)` in float32, or float64 if `a` is that. Bands
-    are for maps `(height, width)`: the low one is `local_mean`, the high one the rest.
+    These are the variances of both, and the mean absolute value of the high one. `a` is `(batch, channels, ...)`, the
+    result `(batch, 2 or 5, channels)` in float32, or float64 if `a` is that. Bands are for maps `(height, width)`: the
+    low one is `local_mean`, the high one the rest.
 
     >>> moments(torch.tensor([[[[1.0, 5.0]]]]))
     tensor([[[3.],
              [4.]]])
     """
     mean, centred = _centre(_wide(a))
-    variances = [_variance(centred)]
+    found = [mean, _variance(centred)]
     if bands:
-        variances += [_variance(part, offset) for part, offset in _bands(centred)]
-    return torch.stack([mean, *variances], dim=1)
+        parts = _bands(centred)
+        found += [*(_variance(part, offset) for part, offset in parts), _mean(parts[1][0].abs())]
+    return torch.stack(found, dim=1)
 
 
 def statistics(moments: Tensor, floor: Tensor) -> Tensor:
@@ -61,15 +63,18 @@ def statistics(moments: Tensor, floor: Tensor) -> Tensor:
     return torch.cat([mean, 0.5 * torch.log(variances + floor[1:])], dim=1)
 
 
-def weight(z2: Tensor, kappa: Tensor) -> Tensor:
+def weight(z2: Tensor, kappa: Tensor, openness: Tensor | None = None) -> Tensor:
     """The share of its way that a statistic goes, from the evidence z² and the κ at which it is half.
 
-    Both are `(..., k, channels)`: all the statistics of one image at one place.
+    Both are `(..., k, channels)`: all the statistics of one image at one place. An image's `openness` `(batch,)`, 0 to
+    1, is the share of its evidence that counts.
 
     >>> weight(torch.tensor([0.0, 4.0, 100.0]), torch.tensor(4.0))
     tensor([0.0000, 0.5000, 0.9615])
     """
     z2 = z2.clamp(max=1e30)  # the square of a float32 may be infinite
+    if openness is not None:
+        z2 = z2 * openness.to(z2.dtype)[:, None, None]
     return z2 / (z2 + kappa)
 
 
@@ -116,29 +121,31 @@ def evidence(statistics: Tensor, reference: Tensor) -> Tensor:
     return ((statistics - reference[0]) / reference[1]).square()
 
 
-def shifts(statistics: Tensor, reference: Tensor) -> Tensor:
+def shifts(statistics: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
     """How far each statistic `(batch, k, channels)` is moved towards its centre: in proportion to the evidence."""
-    return weight(evidence(statistics, reference), reference[2]) * (reference[0] - statistics)
+    return weight(evidence(statistics, reference), reference[2], openness) * (reference[0] - statistics)
 
 
-def realign(a: Tensor, reference: Tensor) -> Tensor:
+def realign(a: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
     """Move each channel's mean and log-deviations towards the reference, in proportion to the evidence of a shift.
 
     `a` is `(batch, channels, ...)`, floating point of any width; the result has its shape and dtype. `reference` is
     `(4, 2, channels)`, for one deviation a channel, or `(4, 3, channels)` for one a band, with `a` then
-    `(batch, channels, height, width)`. With d the `shifts` of the mean and of the logarithms,
+    `(batch, channels, height, width)`. `openness` `(batch,)` is the share of each image's evidence that counts, or
+    None where all does. With d the `shifts` of the mean and of the logarithms,
 
         realigned = mean + d_mean + exp(d) * (a - mean)
         realigned = mean + d_mean + exp(d_low) * (low - its mean) + exp(d_high) * (high - its mean)
 
     - A map that is constant stays so; its mean moves.
-    - A channel of an image that holds NaN or infinity comes back as it is.
+    - A channel of an image that holds NaN or infinity comes back as it is, and so does an image of openness 0, to the
+      last bit.
     """
     wide = _wide(a)
     mean, centred = _centre(wide)
     parts = _bands(centred) if reference.shape[1] == 3 else [(centred, torch.zeros_like(mean))]
     found = torch.stack([mean, *(_variance(part, offset) for part, offset in parts)], dim=1)
-    rule = coefficients(found, parts[0][1], reference)
+    rule = coefficients(found, parts[0][1], reference, openness)
     start, *gains = rule.unbind(dim=1)
     out = _for_maps(start, wide)
     for gain, (part, _) in zip(gains, parts, strict=True):
@@ -146,10 +153,13 @@ def realign(a: Tensor, reference: Tensor) -> Tensor:
     if a.dtype == torch.float16:
         limit = torch.finfo(a.dtype).max
         out = out.clamp(-limit, limit)
-    return torch.where(_for_maps(rule.isfinite().all(dim=1), wide), out, wide).to(a.dtype)
+    moves = rule.isfinite().all(dim=1)
+    if openness is not None:
+        moves = moves & (openness > 0)[:, None]
+    return torch.where(_for_maps(moves, wide), out, wide).to(a.dtype)
 
 
-def coefficients(moments: Tensor, tilt: Tensor, reference: Tensor) -> Tensor:
+def coefficients(moments: Tensor, tilt: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
     """What `realign` makes of the parts of maps without their mean `(batch, k, channels)`: start + gain * part + ...
 
     `moments` are the mean and the variance of each part `(batch, k, channels)`, `tilt` `(batch, channels)` the mean
@@ -157,7 +167,7 @@ def coefficients(moments: Tensor, tilt: Tensor, reference: Tensor) -> Tensor:
     start, the others are gains.
     """
     usual = reference.to(moments.dtype)
-    moves = shifts(statistics(moments, usual[3]), usual)
+    moves = shifts(statistics(moments, usual[3]), usual, openness)
     gains = moves[:, 1:].exp()
     start = moments[:, :1] + moves[:, :1] - gains[:, :1] * tilt[:, None]
     if gains.shape[1] == 2:

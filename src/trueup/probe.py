@@ -21,6 +21,9 @@ class Probe:
     images are moved to the model's device; they themselves are not changed, even by a model that works in place.
 
     A site whose first dimension is not the batch is an error, unless it is a norm: these are taken where they can be.
+
+    `selected` are the names of the sites that the options choose. The `early` ones are the first third of all norms;
+    they are looked at whether or not they are selected.
     """
 
     def __init__(
@@ -29,9 +32,15 @@ class Probe:
         self._look: Callable[[Site, Tensor], Any] = lambda _site, _a: None
         self._seen: dict[Site, tuple[int, Any]] = {}
         self._kinds, self._batch = kinds, 0
+        select = options.pop("select", None) or (lambda _site: True)
+        met: list[Site] = []
         # Buffers of its own, because a model may count or average in them even in evaluation.
-        self.module = Retrofit(clone(model, own_buffers=True), self._window, **options)
-        if not self.module.sites:
+        self.module = Retrofit(clone(model, own_buffers=True), lambda site: self._window(site, met), **options)
+        self.selected = [site.name for site in met if site.kind in kinds and select(site)]
+        norms = [site for site in met if site.kind == "norm"]
+        self.early = norms[: -(-len(norms) // 3)] if "norm" in kinds else []
+        self._wanted = {*self.selected, *(site.name for site in self.early)}
+        if not self.selected:
             what = " or ".join({"activation": "activation function", "norm": "norm"}[kind] for kind in kinds)
             raise ValueError(
                 f"{self._kind} has no site: no {what} was found in its forward pass, or `select` chose "
@@ -87,10 +96,13 @@ class Probe:
                 f"{error}"
             ) from error
 
-    def _window(self, site: Site) -> nn.Module | None:
+    def _window(self, site: Site, met: list[Site]) -> nn.Module | None:
+        met.append(site)
         return _Window(lambda a: self._show(site, a)) if site.kind in self._kinds else None
 
     def _show(self, site: Site, a: Tensor) -> None:
+        if site.name not in self._wanted:
+            return
         if site.kind == "activation" or (a.dim() > 1 and a.shape[0] == self._batch):
             self._seen[site] = a.shape[0], self._look(site, a)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -18,10 +20,12 @@ from trueup import channels, functional, kernels
 from trueup.atomic import write_atomically
 from trueup.evidence import Evidence
 from trueup.fingerprint import Fingerprint
+from trueup.gate import Gate, features, fit
 
 FORMAT = "trueup-targets"
-VERSION = 2  # of the file format; a reader refuses what is newer than itself. 1 had no channel statistics
+VERSION = 3  # of the file format; a reader refuses what is newer. 1 had no channel statistics, 2 none for the gate
 SAMPLE = 512  # images whose distributions are kept: enough to tell what one in a hundred looks like
+GATE_SAMPLE = 4096  # images kept for the gate: half of them rank, and should tell what one in a thousand looks like
 SKETCH = 65  # quantile levels kept of each
 BANDED = 8  # the smaller side of maps that are split into bands; below it, most of a map is border
 FLOOR = 1e-3  # of a channel's mean variance on clean images: variances are not told apart below it
@@ -126,19 +130,19 @@ def sketch(ordered: Tensor) -> Tensor:
 class ChannelTarget:
     """One norm's output on clean images, channel by channel: what its maps' mean and deviations usually are.
 
-    A row a moment, as `channels.moments` has them: the mean and the variance, and those of the two bands where maps
-    are large enough. Sums over images and single images, so that adding two is merging them. The logarithms that
-    evidence is weighed on have a floor that all images have a say in, so they are taken of the single images that are
-    kept, once all are known: no split of the data can then make a difference.
+    A row a moment, as `channels.moments` has them: the mean and the variance, and where maps are large enough those of
+    the two bands; the last of these is kept for the gate only. Sums over images and single images, so that adding two
+    is merging them. The logarithms that evidence is weighed on have a floor that all images have a say in, so they are
+    taken of the single images that are kept, once all are known: no split of the data can then make a difference.
     """
 
     shape: tuple[int, ...]  # of one image's activations, channels first
-    total: Tensor  # (2 or 4, channels) float64: sum of the images' moments
+    total: Tensor  # (2, 4 or 5, channels) float64: sum of the images' moments
     images: int
-    sample: Tensor  # (<= SAMPLE, 2 or 4, channels) float16: means and deviations of the images of Targets.sampled
+    sample: Tensor  # (kept, 2, 4 or 5, channels) float16: of the first of Targets.sampled, deviations for variances
 
     def __post_init__(self) -> None:
-        if self.total.dim() != 2 or self.total.shape != self.sample.shape[1:] or len(self.total) not in (2, 4):
+        if self.total.dim() != 2 or self.total.shape != self.sample.shape[1:] or len(self.total) not in (2, 4, 5):
             shapes = [tuple(t.shape) for t in (self.total, self.sample)]
             raise ValueError(f"the parts of a channel target do not fit together: shapes {shapes}")
 
@@ -149,7 +153,7 @@ class ChannelTarget:
         moments = kernels.moments(a, bands=a.dim() == 4 and min(a.shape[2:]) >= BANDED)
         kept = moments[sample.to(a.device)]
         # Three digits are plenty beside the spread over images, and halve the file: most of it is this.
-        deviations = torch.cat([kept[:, :1], kept[:, 1:].sqrt()], dim=1)
+        deviations = torch.cat([kept[:, :1], kept[:, 1:4].sqrt(), kept[:, 4:]], dim=1)
         limit = torch.finfo(torch.float16).max
         return cls(
             shape=tuple(a.shape[1:]),
@@ -161,13 +165,17 @@ class ChannelTarget:
     @property
     def bands(self) -> bool:
         """Whether the deviations of both bands are known."""
-        return len(self.total) == 4
+        return len(self.total) > 2
+
+    def without_gate(self) -> ChannelTarget:
+        """What evidence is weighed on, without what only the gate looks at; memory of its own."""
+        return dataclasses.replace(self, total=self.total[:4].clone(), sample=self.sample[:SAMPLE, :4].clone())
 
     def reference(self, rule: Evidence) -> Tensor:
         """What is usual `(4, 2, channels)`, or `(4, 3, channels)` with bands: see `trueup.channels`. float64."""
         rows = self._rows(bands=rule.bands)
         floor = self._floor(rows)
-        return channels.reference_of(self._statistics(rows, floor), floor, budget=rule.budget)
+        return channels.reference_of(self._statistics(rows, floor), floor, budget=rule.strength)
 
     def evidence(self, a: Tensor) -> Tensor:
         """The mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""
@@ -189,6 +197,20 @@ class ChannelTarget:
         n = len(clean)
         return (n * z2 / (n - 1 - z2).clamp(min=1e-3)).mean(dim=(1, 2))
 
+    @property
+    def floor(self) -> Tensor:
+        """The floor of each variance `(k, channels)`."""
+        return self._floor(list(range(len(self.total))))
+
+    def features(self, a: Tensor) -> Tensor:
+        """What the gate looks at in activations `(batch, channels, ...)`: `(batch, d)` float64."""
+        return features(kernels.moments(a, bands=self.bands), self.floor.to(a.device))
+
+    def clean_features(self) -> Tensor:
+        """The same of the images that are kept `(kept, d)`."""
+        kept = self.sample.double()
+        return features(torch.cat([kept[:, :1], kept[:, 1:4].square(), kept[:, 4:]], dim=1), self.floor)
+
     def _rows(self, *, bands: bool) -> list[int]:
         return [0, 2, 3] if bands and self.bands else [0, 1]
 
@@ -207,13 +229,16 @@ class Targets(Mapping[str, SiteTarget]):
     """Each site's target distribution, by name, and the fingerprint of the model it was measured on.
 
     Made by `trueup.calibrate`. Adding the targets of two parts of a data set gives the targets of the whole.
-    `channels` holds the statistics of norms' outputs, by the names of their sites.
+    `channels` holds the statistics of norms' outputs, by the names of their sites; `gate` those of the few norms by
+    which a whole image is told to be unusual, of more single images.
     """
 
     sites: Mapping[str, SiteTarget]
-    sampled: Tensor  # (<= SAMPLE,) int64: images kept singly, named by content; the smallest are kept in merging
+    # Images kept singly, named by content, the smallest first; each target has the first of them, as many as it keeps.
+    sampled: Tensor  # (<= GATE_SAMPLE,) int64
     fingerprint: Fingerprint
     channels: Mapping[str, ChannelTarget] = field(default_factory=dict)
+    gate: Mapping[str, ChannelTarget] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         norms = f"{len(self.channels)} norms, " if self.channels else ""
@@ -246,26 +271,37 @@ class Targets(Mapping[str, SiteTarget]):
             if list(mine) != list(theirs):
                 raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
         sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)
-        order = order[:SAMPLE]
+        shared = [name for name in self.gate if name in other.gate]  # small images may have the gate read other norms
+        many = _Kept(len(self.sampled), order[:GATE_SAMPLE])
+        few = _Kept(len(self.sampled), order[:SAMPLE])
         return Targets(
-            {name: _merge(name, site, other[name], order) for name, site in self.items()},
-            sampled[:SAMPLE],
+            {name: _merge(name, site, other[name], few) for name, site in self.items()},
+            sampled[: GATE_SAMPLE if shared else SAMPLE],
             self.fingerprint,
-            {name: _merge_channels(site, other.channels[name], order) for name, site in self.channels.items()},
+            {name: _merge_channels(site, other.channels[name], few) for name, site in self.channels.items()},
+            {name: _merge_channels(self.gate[name], other.gate[name], many) for name in shared},
         )
 
-    def check_model(self, model: nn.Module, wanted: Collection[str], sites: Collection[str], *, selected: bool) -> None:
-        """Refuse a model that these targets were not calibrated on, naming what differs.
+    @functools.cached_property
+    def fitted_gate(self) -> Gate:
+        """What tells unusual images, by the features of the norms in `gate`, in their order: see `trueup.gate`."""
+        return fit(torch.cat([site.clean_features() for site in self.gate.values()], dim=1))
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model that these targets were not calibrated on, naming what differs."""
+        if difference := self.fingerprint.difference(Fingerprint.of(model)):
+            raise ValueError(
+                f"these targets were calibrated on another model than this {type(model).__name__}: {difference}; "
+                "calibrate again with trueup.calibrate(model, loader)"
+            )
+
+    def check_sites(self, model: nn.Module, wanted: Collection[str], sites: Collection[str], *, selected: bool) -> None:
+        """Refuse a model that lacks sites.
 
         `wanted` are the sites of these targets that are to be used, `sites` those found in the model; unless they are
         `selected`, all that are wanted should be among them.
         """
         kind = type(model).__name__
-        if difference := self.fingerprint.difference(Fingerprint.of(model)):
-            raise ValueError(
-                f"these targets were calibrated on another model than this {kind}: {difference}; "
-                "calibrate again with trueup.calibrate(model, loader)"
-            )
         missing = [name for name in wanted if name not in sites]
         if selected and len(missing) == len(wanted):
             raise ValueError(f"`select` chose none of the sites that these targets hold: {', '.join(wanted)}")
@@ -277,19 +313,16 @@ class Targets(Mapping[str, SiteTarget]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file. It holds numbers and text only; loading it runs no code."""
-        tensors, records = {"sampled": self.sampled}, {}
-        every: dict[str, SiteTarget | ChannelTarget] = {**self.sites, **self.channels}
-        for name, site in every.items():
-            fields = {part.name: getattr(site, part.name) for part in dataclasses.fields(site)}
-            tensors |= {f"{name}/{key}": value for key, value in fields.items() if isinstance(value, Tensor)}
-            records[name] = {key: value for key, value in fields.items() if not isinstance(value, Tensor)}
-        metadata = {
-            "format": FORMAT,
-            "version": str(VERSION),
-            "sites": json.dumps({name: records[name] for name in self.sites}),
-            "channels": json.dumps({name: records[name] for name in self.channels}),
-            "fingerprint": self.fingerprint.to_json(),
-        }
+        tensors: dict[str, Tensor] = {"sampled": self.sampled}
+        metadata = {"format": FORMAT, "version": str(VERSION), "fingerprint": self.fingerprint.to_json()}
+        for group, prefix in _GROUPS.items():
+            records = {}
+            for name, site in getattr(self, group).items():
+                fields = {part.name: getattr(site, part.name) for part in dataclasses.fields(site)}
+                parts = {key: value for key, value in fields.items() if isinstance(value, Tensor)}
+                tensors |= {f"{name}/{prefix}{key}": value.contiguous() for key, value in parts.items()}
+                records[name] = {key: value for key, value in fields.items() if key not in parts}
+            metadata[group] = json.dumps(records)
         write_atomically(Path(path), safetensors.torch.save(tensors, metadata))
 
     @classmethod
@@ -302,16 +335,39 @@ class Targets(Mapping[str, SiteTarget]):
                 fields = record | {"shape": tuple(record["shape"]), "levels": tensors.get(f"{name}/levels")}
                 fields |= {key: tensors[f"{name}/{key}"] for key in ("total", "square", "sample")}
                 sites[name] = SiteTarget(**fields)
-            norms = {}
-            for name, record in json.loads(metadata.get("channels", "{}")).items():
-                fields = record | {"shape": tuple(record["shape"])}
-                norms[name] = ChannelTarget(**fields, total=tensors[f"{name}/total"], sample=tensors[f"{name}/sample"])
-            return cls(sites, tensors["sampled"], Fingerprint.from_json(metadata["fingerprint"]), norms)
+            norms, gate = (dict(_channels(group, metadata, tensors)) for group in ("channels", "gate"))
+            return cls(sites, tensors["sampled"], Fingerprint.from_json(metadata["fingerprint"]), norms, gate)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is a damaged trueup targets file ({error!r})") from error
 
 
-def _merge(name: str, a: SiteTarget, b: SiteTarget, order: Tensor) -> SiteTarget:
+# What a file holds of each group of targets, and what their tensors' names begin with, after the site's.
+_GROUPS = {"sites": "", "channels": "", "gate": "gate_"}
+
+
+def _channels(
+    group: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, ChannelTarget]]:
+    """The channel targets of a group, by name; none in a file of a version that did not have it."""
+    for name, record in json.loads(metadata.get(group, "{}")).items():
+        total, sample = (tensors[f"{name}/{_GROUPS[group]}{key}"] for key in ("total", "sample"))
+        yield name, ChannelTarget(tuple(record["shape"]), total, record["images"], sample)
+
+
+class _Kept(NamedTuple):
+    """The single images that stay in merging: `order` numbers those of the one, `first` of them, then the other's."""
+
+    first: int
+    order: Tensor
+
+    def of(self, a: Tensor, b: Tensor) -> Tensor:
+        """Their rows, of which `a` and `b` may have only the first; no copy where `b` has none, as is soon the rule."""
+        if not len(b):
+            return a
+        return torch.cat([a, b])[torch.where(self.order < self.first, self.order, self.order - self.first + len(a))]
+
+
+def _merge(name: str, a: SiteTarget, b: SiteTarget, kept: _Kept) -> SiteTarget:
     same_levels = a.total.shape == b.total.shape and (a.levels is None) == (b.levels is None)
     if not same_levels:
         raise ValueError(
@@ -325,22 +381,17 @@ def _merge(name: str, a: SiteTarget, b: SiteTarget, order: Tensor) -> SiteTarget
         square=a.square + b.square,
         loss=a.loss + b.loss,
         images=a.images + b.images,
-        sample=_kept(a.sample, b.sample, order),
+        sample=kept.of(a.sample, b.sample),
     )
 
 
-def _kept(a: Tensor, b: Tensor, order: Tensor) -> Tensor:
-    """The single images of both that stay; without a copy where the second has none, as is soon the rule."""
-    return torch.cat([a, b])[order] if len(b) else a
-
-
-def _merge_channels(a: ChannelTarget, b: ChannelTarget, order: Tensor) -> ChannelTarget:
+def _merge_channels(a: ChannelTarget, b: ChannelTarget, kept: _Kept) -> ChannelTarget:
     rows = min(len(a.total), len(b.total))  # bands where the maps of all images were large enough for them
     return ChannelTarget(
         shape=a.shape,
         total=a.total[:rows] + b.total[:rows],
         images=a.images + b.images,
-        sample=_kept(a.sample[:, :rows], b.sample[:, :rows], order),
+        sample=kept.of(a.sample[:, :rows], b.sample[:, :rows]),
     )
 
 

@@ -158,8 +158,8 @@ def test_a_model_without_batch_norm_is_refused(method):
 
 
 def test_evidence_is_that_of_the_library(network, inputs, targets):
-    wanted = trueup.correct(network, targets, trueup.Evidence(0.05))(inputs + 2)
-    assert Realign(0.05).prepare(network, targets)(inputs + 2).equal(wanted)
+    wanted = trueup.correct(network, targets, trueup.Evidence(budget=0.5))(inputs + 2)
+    assert Realign(budget=0.5).prepare(network, targets)(inputs + 2).equal(wanted)
     assert (wanted - network(inputs + 2)).abs().max() > 1e-3
 
 
@@ -175,7 +175,7 @@ def test_a_correction_without_targets_is_refused(network):
         "correct:lambda1=1.0,lambda2=0.2",
         "correct+bn-mix:location=match,prior=16",
         "tent:continual=True",
-        "evidence:budget=0.05,bands=False",
+        "evidence:budget=0.05,strength=0.02,bands=False,probe=False",
     ],
 )
 def test_a_name_is_what_it_is_parsed_from(text):
@@ -183,6 +183,8 @@ def test_a_name_is_what_it_is_parsed_from(text):
 
 
 def test_one_method_has_one_name():
+    assert parse_method("evidence:budget=0.02,probe=true").name == "evidence"
+    assert parse_method("evidence:budget=0.01,probe=false").name == "evidence:budget=0.01,probe=False"
     assert Mixed(16.0).name == Mixed(16).name == parse_method("bn-mix:prior=16.0").name
     assert Correct(lambda1=1, lambda2=0.2).name == Correct(lambda1=1.0, lambda2=0.2).name
 

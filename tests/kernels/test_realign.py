@@ -48,6 +48,12 @@ def test_the_fast_one_agrees_with_the_specification(shape, bands, threads):
         torch.set_num_threads(before)
     torch.testing.assert_close(out, channels.realign(x.double(), usual).float(), atol=3e-5, rtol=1e-4)
     assert torch.cat([kernels.realign(image[None], usual) for image in x[:4]]).equal(out[:4])
+    opened = torch.linspace(0, 1, len(x)) if len(x) > 1 else torch.tensor([0.3])
+    out = kernels.realign(x, usual, opened)
+    torch.testing.assert_close(out, channels.realign(x.double(), usual, opened).float(), atol=3e-5, rtol=1e-4)
+    alone = [kernels.realign(image[None], usual, g[None]) for image, g in zip(x[:4], opened, strict=False)]
+    assert torch.cat(alone).equal(out[:4])
+    assert out[opened == 0].equal(x[opened == 0])
     found, wanted = kernels.moments(x, bands=bands), channels.moments(x.double(), bands=bands)
     torch.testing.assert_close(found, wanted.float(), atol=1e-6, rtol=1e-4)
 
@@ -58,6 +64,8 @@ def test_half_precision_is_computed_in_single(dtype):
     out = kernels.realign(x, usual)
     assert out.dtype == dtype
     torch.testing.assert_close(out, channels.realign(x, usual))
+    x[0, 0, 0, 0] = torch.finfo(dtype).max
+    assert kernels.realign(x, usual, torch.zeros(5)).equal(x)
 
 
 def test_layouts_are_kept():
@@ -84,10 +92,11 @@ def test_what_is_not_finite_comes_back_as_it_is(poison, bands):
 
 def test_gradients_are_those_of_the_specification():
     usual = reference(maps(30, 4, 8, 8), bands=True)
-    x, y = ((3 * maps(5, 4, 8, 8, seed=1)).requires_grad_() for _ in range(2))
-    kernels.realign(x, usual).square().sum().backward()
-    channels.realign(y, usual).square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+    for openness in (None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])):
+        x, y = ((3 * maps(5, 4, 8, 8, seed=1)).requires_grad_() for _ in range(2))
+        kernels.realign(x, usual, openness).square().sum().backward()
+        channels.realign(y, usual, openness).square().sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
 
 
 def test_what_comes_out_may_be_written_into():
@@ -99,4 +108,8 @@ def test_what_comes_out_may_be_written_into():
 
 def test_torch_approves_of_the_operator():
     x = maps(2, 3, 8, 8).requires_grad_()
-    torch.library.opcheck(torch.ops.trueup.realign.default, (x, reference(maps(30, 3, 8, 8), bands=True)))
+    usual = reference(maps(30, 3, 8, 8), bands=True)
+    for openness in (None, torch.tensor([0.0, 0.5])):
+        torch.library.opcheck(torch.ops.trueup.realign.default, (x, usual, openness))
+    for bands in (False, True):
+        torch.library.opcheck(torch.ops.trueup.moments.default, (x.detach(), bands))

@@ -25,7 +25,8 @@ def evaluate(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"As in tables, e.g. correct:lambda1=1.0,lambda2=0.2; may be repeated. [{', '.join(DEFAULTS)}]"
+            help="As in tables, e.g. correct:lambda1=1.0,lambda2=0.2 or evidence:budget=0.01,probe=false; may be "
+            f"repeated. [{', '.join(DEFAULTS)}]"
         ),
     ] = None,
     corruption: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,

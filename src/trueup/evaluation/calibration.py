@@ -24,14 +24,13 @@ def targets_of(
 ) -> Targets:
     """The targets of a subject, whose `model` is on the benchmark's device, from `count` clean images.
 
-    Read from `folder` where an earlier call left them, unless an earlier version did, which left out norms. Many
-    processes calibrate on a part of the images each; all get
-    the targets of all, and all must call this.
+    Read from `folder` where an earlier call left them, unless an earlier version did, which left out norms or the
+    gate. Many processes calibrate on a part of the images each; all get the targets of all, and all must call this.
     """
     path = folder / f"{subject.key}-{benchmark.calibration_count(count)}.trueup.safetensors"
     if path.exists():
         targets = Targets.load(path)
-        if targets.channels or not sites(model, kind="norm"):
+        if targets.gate or not sites(model, kind="norm"):
             return targets
     images = benchmark.calibration(count, batch=batch, part=(processes.rank, processes.world))
     targets = calibrate(model, (subject.normalisation(part) for part in images))

@@ -20,25 +20,32 @@ _PART = 1 << 16  # values worth a thread of their own
 _RUN = 1024  # values summed in float32; the sums of these are summed in float64
 
 
-def realign_maps(maps: Tensor, reference: Tensor, out: Tensor) -> None:
-    """As `channels.realign`, of contiguous float32 maps `(batch, channels, height, width)`, into `out`."""
+def realign_maps(maps: Tensor, reference: Tensor, openness: Tensor | None, out: Tensor) -> None:
+    """As `channels.realign`, of contiguous float32 maps `(batch, channels, height, width)`, into `out`.
+
+    Images of openness 0 are copied, and not even measured.
+    """
     bands = reference.shape[1] == 3
-    found = measure_maps(maps, bands=bands)
-    moments, tilt = found[:, [0, 2, 3] if bands else [0, 1]], found[:, 4]
-    rule = torch.cat([found[:, :1], channels.coefficients(moments, tilt, reference)], dim=1)
+    moves = None if openness is None else openness > 0
+    found = measure_maps(maps, bands=bands, only=moves)
+    moments, tilt = found[:, [0, 2, 3] if bands else [0, 1]], found[:, 5]
+    rule = torch.cat([found[:, :1], channels.coefficients(moments, tilt, reference, openness)], dim=1)
+    if moves is not None:
+        rule = torch.where(moves[:, None, None], rule, torch.nan)  # to `_write`, to leave it as it is
     planes, into = _planes(maps), _planes(out)
     gains = rule.transpose(1, 2).reshape(len(planes), -1).contiguous().numpy()
     _shared(lambda begin, end: _write(planes, begin, end, maps.shape[3], gains, into), planes)
 
 
-def measure_maps(maps: Tensor, *, bands: bool) -> Tensor:
-    """Of contiguous float32 maps: their four `channels.moments`, and the low band's mean `(batch, 5, channels)`.
+def measure_maps(maps: Tensor, *, bands: bool, only: Tensor | None = None) -> Tensor:
+    """Of contiguous float32 maps: their five `channels.moments`, and the low band's mean `(batch, 6, channels)`.
 
-    Without `bands`, the last three are 0.
+    Without `bands`, the last four are 0; so are all of an image that is not among `only` `(batch,)`.
     """
-    planes, found = _planes(maps), np.zeros((maps.shape[0] * maps.shape[1], 5), np.float32)
-    _shared(lambda begin, end: _measure(planes, begin, end, maps.shape[3] if bands else 0, found), planes)
-    return torch.from_numpy(found).view(*maps.shape[:2], 5).transpose(1, 2)
+    planes, found = _planes(maps), np.zeros((maps.shape[0] * maps.shape[1], 6), np.float32)
+    some = np.ones(len(planes), np.bool_) if only is None else only.repeat_interleave(maps.shape[1]).numpy()
+    _shared(lambda begin, end: _measure(planes, begin, end, maps.shape[3] if bands else 0, some, found), planes)
+    return torch.from_numpy(found).view(*maps.shape[:2], 6).transpose(1, 2)
 
 
 def _planes(maps: Tensor) -> np.ndarray:
@@ -54,23 +61,25 @@ def _shared(work: Callable[[int, int], None], planes: np.ndarray) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _measure(planes, begin, end, width, found):
-    """What `measure_maps` tells of each map from `begin` to `end`; there are bands if `width` is not 0."""
+def _measure(planes, begin, end, width, some, found):
+    """What `measure_maps` tells of `some` maps from `begin` to `end`; there are bands if `width` is not 0."""
     n = planes.shape[1]
     centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
     for p in range(begin, end):
+        if not some[p]:
+            continue
         mean = np.float32(_sum(planes[p]) / n)
         square = _centre(planes[p], mean, centred)
         found[p, 0], found[p, 1] = mean, square / n
         if width:
             _smooth_rows(centred, width, beside)
-            tilt = low = high = 0.0
+            tilt = low = high = size = 0.0
             for first, last, up, down in _blocks(n, width):
-                t, s, h = _measure_block(centred, beside, first, last, up, down)
-                tilt, low, high = tilt + t, low + s, high + h
+                t, s, h, a = _measure_block(centred, beside, first, last, up, down)
+                tilt, low, high, size = tilt + t, low + s, high + h, size + a
             tilt = tilt / n
             found[p, 2], found[p, 3] = max(low / n - tilt * tilt, 0.0), max(high / n - tilt * tilt, 0.0)
-            found[p, 4] = tilt
+            found[p, 4], found[p, 5] = size / n, tilt
 
 
 # The order of a sum is the compiler's choice, so that it can use vectors: the same one every time. Loops run over
@@ -123,23 +132,25 @@ def _blocks(n, width):
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _measure_block(centred, beside, first, last, up, down):
-    """The sums over a block of the low band, of its squares, and of the high band's."""
+    """The sums over a block of the low band, of its squares, of the high band's, and of its absolute values."""
     scale = np.float32(1 / (1 + (up != 0) + (down != 0)))
     above_scale, below_scale = scale * np.float32(up != 0), scale * np.float32(down != 0)
-    total_tilt = total_low = total_high = 0.0
+    total_tilt = total_low = total_high = total_size = 0.0
     for begin in range(first, last, _RUN):
         end = min(begin + _RUN, last)
         here, above, below = beside[begin:end], beside[begin + up : end + up], beside[begin + down : end + down]
         row = centred[begin:end]
-        tilt = low = high = np.float32(0.0)
+        tilt = low = high = size = np.float32(0.0)
         for k in range(len(row)):
             smooth = here[k] * scale + above[k] * above_scale + below[k] * below_scale
             rough = row[k] - smooth
             tilt += smooth
             low += smooth * smooth
             high += rough * rough
-        total_tilt, total_low, total_high = total_tilt + float(tilt), total_low + float(low), total_high + float(high)
-    return total_tilt, total_low, total_high
+            size += abs(rough)
+        total_tilt, total_low = total_tilt + float(tilt), total_low + float(low)
+        total_high, total_size = total_high + float(high), total_size + float(size)
+    return total_tilt, total_low, total_high, total_size
 
 
 @njit(nogil=True, cache=True)

@@ -1,6 +1,7 @@
-"""The operator `trueup::realign`: the rule of evidence on the CPU, as torch.compile, torch.export and autograd know it.
+"""The rule of evidence on the CPU, in the operators `trueup::realign` and `trueup::moments`.
 
-Elsewhere, and without numba, it is `channels.realign` itself, which a compiler can fuse.
+So torch.compile, torch.export and autograd know them. Elsewhere, and without numba, they are `channels.realign` and
+`channels.moments` themselves, which a compiler can fuse.
 """
 
 from __future__ import annotations
@@ -18,26 +19,31 @@ _COMPILED = importlib.util.find_spec("numba") is not None
 
 _library = torch.library.Library("trueup", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
-    "realign(Tensor x, Tensor reference) -> Tensor",
+    "realign(Tensor x, Tensor reference, Tensor? openness) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
+_library.define("moments(Tensor x, bool bands) -> Tensor", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
 
 
-def realign(a: Tensor, reference: Tensor) -> Tensor:
+def realign(a: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
     """`channels.realign`, fast. It does not depend on the batch, nor on the number of threads, to the last bit."""
-    if _COMPILED and a.device.type == "cpu" and a.dtype in _WIDTHS and a.dim() > 2:
-        out: Tensor = torch.ops.trueup.realign.default(a, reference)
+    if _has_kernel(a):
+        out: Tensor = torch.ops.trueup.realign.default(a, reference, openness)
         return out
-    return channels.realign(a, reference)
+    return channels.realign(a, reference, openness)
 
 
 def moments(a: Tensor, *, bands: bool) -> Tensor:
-    """`channels.moments`, fast."""
-    if not (_COMPILED and a.device.type == "cpu" and a.dtype in _WIDTHS and a.dim() > 2 and a.numel()):
-        return channels.moments(a, bands=bands)
-    from trueup.kernels import cpu_maps
+    """`channels.moments`, fast, and without a gradient."""
+    a = a.detach()
+    if _has_kernel(a):
+        out: Tensor = torch.ops.trueup.moments.default(a, bands)
+        return out
+    return channels.moments(a, bands=bands)
 
-    return cpu_maps.measure_maps(_maps(a, bands), bands=bands)[:, : 4 if bands else 2]
+
+def _has_kernel(a: Tensor) -> bool:
+    return _COMPILED and a.device.type == "cpu" and a.dtype in _WIDTHS and a.dim() > 2
 
 
 def _maps(x: Tensor, bands: bool) -> Tensor:
@@ -46,14 +52,14 @@ def _maps(x: Tensor, bands: bool) -> Tensor:
     return x.float().contiguous().view(shape)
 
 
-def _on_cpu(x: Tensor, reference: Tensor) -> Tensor:
+def _realign_on_cpu(x: Tensor, reference: Tensor, openness: Tensor | None) -> Tensor:
     from trueup.kernels import cpu_maps
 
     if x.numel() == 0:
         return x.clone()
     maps = _maps(x, reference.shape[1] == 3)
     out = torch.empty(x.shape)
-    cpu_maps.realign_maps(maps, reference, out.view(maps.shape))
+    cpu_maps.realign_maps(maps, reference, openness, out.view(maps.shape))
     if x.dtype == torch.float16:
         limit = torch.finfo(x.dtype).max
         out = torch.where(x.isfinite(), out.clamp(-limit, limit), out)
@@ -62,23 +68,37 @@ def _on_cpu(x: Tensor, reference: Tensor) -> Tensor:
     return torch.empty_like(x).copy_(out)
 
 
-def _shape_only(x: Tensor, _reference: Tensor) -> Tensor:
+def _moments_on_cpu(x: Tensor, bands: bool) -> Tensor:
+    from trueup.kernels import cpu_maps
+
+    if x.numel() == 0:
+        return channels.moments(x, bands=bands)
+    return cpu_maps.measure_maps(_maps(x, bands), bands=bands)[:, : 5 if bands else 2].contiguous()
+
+
+def _like_maps(x: Tensor, _reference: Tensor, _openness: Tensor | None) -> Tensor:
     return torch.empty_like(x)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
+def _like_moments(x: Tensor, bands: bool) -> Tensor:
+    return x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    """By going through the specification once more."""
-    x, reference = ctx.saved_tensors
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    """By going through the specification once more; how open an image is counts as given."""
+    x, reference, openness = ctx.saved_tensors
     with torch.enable_grad():
         again = x.detach().requires_grad_()
-        (found,) = torch.autograd.grad(channels.realign(again, reference), again, gradient)
-    return found, None
+        (found,) = torch.autograd.grad(channels.realign(again, reference, openness), again, gradient)
+    return found, None, None
 
 
-_library.impl("realign", _on_cpu, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("trueup::realign", _shape_only, lib=_library)
+_library.impl("realign", _realign_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("moments", _moments_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake("trueup::realign", _like_maps, lib=_library)
+torch.library.register_fake("trueup::moments", _like_moments, lib=_library)
 torch.library.register_autograd("trueup::realign", _backward, setup_context=_remember, lib=_library)

@@ -59,10 +59,10 @@ class Correct(_Rule, Correction):
 
 @dataclass(frozen=True)
 class Realign(_Rule, Evidence):
-    """Channels moved back in proportion to the evidence of a shift; its fields are those of `trueup.Evidence`.
+    """Channels of unusual images moved back in proportion to the evidence; its fields are those of `trueup.Evidence`.
 
-    >>> Realign(budget=0.02).name
-    'evidence:budget=0.02'
+    >>> Realign(budget=0.01, probe=False).name
+    'evidence:budget=0.01,probe=False'
     """
 
     kind = "evidence"

@@ -1,0 +1,10 @@
+"""Sites: where a forward pass applies an activation function or a norm; finding them, placing something there.
+
+The only place that knows torch.fx.
+"""
+
+from trueup.graph.retrofit import Reader, Retrofit, clone, find
+from trueup.graph.site import Options, Site
+from trueup.graph.trace import TraceError
+
+__all__ = ["Options", "Reader", "Retrofit", "Site", "TraceError", "clone", "find"]

@@ -1,0 +1,67 @@
+"""Which nodes of a graph write into memory that others read."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from trueup.activations import KNOWN_FUNCTIONS
+
+# What gives its input back, or a view of it: writing into one writes into the other.
+_VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+_VIEW_METHODS = {
+    *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "narrow"),
+    *("select", "contiguous", "view_as", "t", "chunk", "split", "unbind", "detach", "to", "movedim", "swapaxes"),
+}
+_VIEW_FUNCTIONS = {
+    *(operator.getitem, F.dropout, F.dropout2d, torch.flatten, torch.reshape, torch.transpose, torch.permute),
+    *(torch.squeeze, torch.unsqueeze, torch.chunk, torch.split, torch.unbind, torch.movedim, torch.narrow),
+}
+IN_PLACE_OPERATORS = {
+    "__iadd__": operator.iadd,
+    "__isub__": operator.isub,
+    "__imul__": operator.imul,
+    "__itruediv__": operator.itruediv,
+    "__ifloordiv__": operator.ifloordiv,
+    "__imod__": operator.imod,
+    "__ipow__": operator.ipow,
+    "__iand__": operator.iand,
+    "__ior__": operator.ior,
+    "__ixor__": operator.ixor,
+}
+
+
+def is_aliased(model: nn.Module, node: fx.Node) -> bool:
+    """Whether a node overwrites memory that anything but its own result refers to."""
+    if not is_in_place(model, node):
+        return False
+    while node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        if len(node.users) > 1 or node.op in ("placeholder", "get_attr"):
+            return True
+        if not (is_in_place(model, node) or _is_view(model, node)):
+            return False
+    return False
+
+
+def is_in_place(model: nn.Module, node: fx.Node) -> bool:
+    """Whether a node overwrites what it is given."""
+    if node.op == "call_module":
+        return getattr(model.get_submodule(str(node.target)), "inplace", False) is True
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    flag = node.target in KNOWN_FUNCTIONS and any(argument is True for argument in node.args)
+    named = getattr(node.target, "__name__", "")
+    operators = node.target in IN_PLACE_OPERATORS.values()
+    return flag or operators or named.endswith("_") or node.kwargs.get("inplace") is True
+
+
+def _is_view(model: nn.Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return isinstance(model.get_submodule(str(node.target)), _VIEW_MODULES)
+    return node.target in (_VIEW_METHODS if node.op == "call_method" else _VIEW_FUNCTIONS)

@@ -1,0 +1,221 @@
+"""A model with something placed at its sites: plain Python again, which compiles and exports."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from types import MethodType
+from typing import Any, NamedTuple, Unpack
+
+import torch
+from torch import Tensor, fx, nn
+
+from trueup.activations import KNOWN
+from trueup.graph.rewire import insert_after, read, replace, run_ahead
+from trueup.graph.site import Options, Site
+from trueup.graph.trace import HOOKS, Place, trace
+
+
+def find(model: nn.Module, **options: Unpack[Options]) -> list[Site]:
+    """The sites of a model, in the order of its forward pass."""
+    return _selected(trace(clone(model).eval(), **options)[1], options)
+
+
+def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
+    """New module objects around the same parameters, and the same buffers unless it is to have its own.
+
+    What torch.compile or a data-parallel module wraps is unwrapped.
+    """
+    while inner := _wrapped(model):
+        model = inner
+    if isinstance(model, Retrofit):
+        raise TypeError("this module is a retrofitted one already; give the model that it was made from")
+    shared = [*model.parameters(), *_loose_tensors(model), *(() if own_buffers else model.buffers())]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+class Reader(NamedTuple):
+    """A value that everything placed in a model is given beside its own.
+
+    `look(site)` is a module that makes something of what is at one of the `sites`, before anything placed has changed
+    it; `whole` makes the value of what all of these made, in the order of `sites`. `ahead`: the model's first part is
+    run beforehand, with nothing placed in it. Otherwise sites are read in passing, and nothing is placed before the
+    last of them.
+    """
+
+    sites: Collection[str]
+    look: Callable[[Site], nn.Module]
+    whole: nn.Module
+    ahead: bool
+
+
+class Retrofit(nn.Module):
+    """A module like `model` in which the value of each site goes through `place(site)`, where that is not None.
+
+    It shares the model's tensors but none of its module objects, so that neither can change the other's mode or
+    structure, and has the model's `state_dict`, name by name. It is born in evaluation mode; in training mode it does
+    what the model does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on
+    modules that contain others do not run.
+
+    A placed module may offer to apply activation functions itself, by naming them in `fuses`, such as ("relu",). It is
+    then given what comes before the activation, and activation="relu". That is done where nothing else can tell: the
+    function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
+
+    With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
+    the sites that it reads, which need not be selected. A reader that runs ahead runs the model's first part twice,
+    hooks on its leaves included, unless nothing is placed there.
+
+    `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass;
+    `selected` are the names of all sites that could be chosen from.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        place: Callable[[Site], nn.Module | None],
+        *,
+        reader: Reader | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__()
+        self.model = clone(model).eval()
+        graph, found = trace(self.model, **options)
+        self.selected = [site.name for site in _selected(found, options)]
+        self.reads = [] if reader is None else list(reader.sites)
+        self.whole = None if reader is None else reader.whole
+        self.looks = nn.ModuleList()
+        self.ahead = False
+        chosen = [site for site, *_ in found if site.name in self.selected]
+        modules = {site.name: module for site in chosen if (module := place(site)) is not None}
+        if reader is not None:
+            last = self._last_read(found)
+            early = [site.name for site, *_ in found[:last] if site.name in modules]
+            self.ahead = reader.ahead and bool(early)
+            modules = {name: modules[name] for name in modules if self.ahead or name not in early}
+            named = {site.name: site for site, *_ in found}
+            self.looks.extend(reader.look(named[name]) for name in self.reads)
+        self.sites = list(modules)
+        self.placed = nn.ModuleList(modules.values())
+        # What was selected is remembered by name: predicates are often lambdas, which cannot be pickled.
+        self.options: Options = {**options, "select": None}
+        self.register_state_dict_post_hook(_strip_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+        self.eval()
+        self._build(graph, found)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the model's first tensor is; None for a model without any."""
+        return next((tensor.device for tensor in (*self.model.parameters(), *self.model.buffers())), None)
+
+    def _last_read(self, found: list[Place]) -> int:
+        """Which of the places is the last that is read."""
+        names = [site.name for site, *_ in found]
+        if missing := [name for name in self.reads if name not in names]:
+            raise ValueError(
+                f"the site {missing[0]!r} is to be read, and was not found in this {type(self.model).__name__}; it has "
+                f"{', '.join(names) or 'no sites'}; give activations= and leaves= as you did to calibrate"
+            )
+        return max(names.index(name) for name in self.reads)
+
+    def _build(self, graph: fx.Graph, found: list[Place]) -> None:
+        """Turn the graph into this module's forward, with the placed modules in it."""
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                node.target = f"model.{node.target}"
+        value: tuple[fx.Node, ...] = ()
+        looks: list[fx.Node] = []
+        last = None  # what is placed there has to wait until all has been read
+        if self.reads:
+            places = {site.name: node for site, node, _ in found}
+            nodes = [places[name] for name in self.reads]
+            whole, looks = read(graph, run_ahead(graph, self, nodes) if self.ahead else nodes, "looks", "whole")
+            value, last = (whole,), None if self.ahead else found[self._last_read(found)].node
+        for site, node, aliased in found:
+            if site.name in self.sites:
+                number = self.sites.index(site.name)
+                activation = _plain_activation(self, node)
+                if not value and not aliased and activation in getattr(self.placed[number], "fuses", ()):
+                    replace(graph, node, f"placed.{number}", activation)
+                else:
+                    after = value[0] if node is last else node
+                    insert_after(graph, node, f"placed.{number}", *value, aliased=aliased, after=after, beside=looks)
+        graph.lint()
+        corrected = type(fx.GraphModule(self, graph)).forward
+
+        def forward(self: Retrofit, *args: Any, **kwargs: Any) -> Any:
+            if self.training:
+                return self.model(*args, **kwargs)
+            return corrected(self, *args, **kwargs)
+
+        signature = inspect.signature(type(self.model).forward)
+        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names the inputs by it
+        self.forward = MethodType(forward, self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        self._build(*trace(self.model, **self.options))
+        for module, mode in modes:
+            module.training = mode
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Retrofit:
+        # torch moves and casts parameters in place; shared ones would drag the model along.
+        if any(fn(tensor) is not tensor for tensor in [*self.model.parameters(), *self.model.buffers()]):
+            self.model = copy.deepcopy(self.model, {id(t): t for t in _loose_tensors(self.model)})
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _replicate_for_data_parallel(self) -> Retrofit:
+        replica: Retrofit = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica.forward = MethodType(self.forward.__func__, replica)  # type: ignore[attr-defined]
+        return replica
+
+
+def _selected(found: list[Place], options: Options) -> list[Site]:
+    select = options.get("select")
+    return [site for site, *_ in found if select is None or select(site)]
+
+
+def _plain_activation(root: nn.Module, node: fx.Node) -> str | None:
+    """The name of the activation function that a node applies, if it is torch's own and has no hooks."""
+    for known in KNOWN:
+        if node.op == "call_module":
+            module = root.get_submodule(str(node.target))
+            if type(module) in known.modules and not _has_hooks(module):
+                return known.name
+        elif node.target in (known.functions if node.op == "call_function" else known.methods):
+            return known.name
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, hooks) for hooks in HOOKS)
+
+
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    """The model inside what torch.compile and the data-parallel modules make of it."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner: Any = model.module
+    else:
+        inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def _loose_tensors(model: nn.Module) -> list[Tensor]:
+    """Tensors that are plain attributes, such as the weights that weight norm works out: they cannot be copied."""
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+
+
+def _strip_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Mapping[str, Any]) -> None:
+    for key in [key for key in state if key.startswith(f"{prefix}model.")]:
+        state[prefix + key.removeprefix(f"{prefix}model.")] = state.pop(key)
+
+
+def _add_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}model.{key.removeprefix(prefix)}"] = state.pop(key)

@@ -1,0 +1,86 @@
+"""Changes to the graph of a forward pass: something placed at a node, and a value read beforehand or in passing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from trueup.graph.memory import is_in_place
+
+
+def insert_after(
+    graph: fx.Graph,
+    node: fx.Node,
+    target: str,
+    *more: fx.Node,
+    aliased: bool,
+    after: fx.Node,
+    beside: Collection[fx.Node],
+) -> None:
+    """Let everything that uses the value of `node` use what the module `target` makes of it, and of `more` values.
+
+    Those `beside` still get the value itself. The module is called right `after` a node: this one, or a later one.
+    """
+    with graph.inserting_after(after):
+        placed = graph.call_module(target, (node, *more))
+    if aliased:
+        # What was written in place is read by other names as well: so is the correction.
+        with graph.inserting_after(placed):
+            graph.call_method("copy_", (node, placed))
+    else:
+        node.replace_all_uses_with(placed, delete_user_cb=lambda user: user is not placed and user not in beside)
+
+
+def replace(graph: fx.Graph, node: fx.Node, target: str, activation: str | None) -> None:
+    """Let the module `target` do what an activation's `node` does, and its own."""
+    with graph.inserting_after(node):
+        placed = graph.call_module(target, (node.all_input_nodes[0],), {"activation": activation})
+    node.replace_all_uses_with(placed)
+    graph.erase_node(node)
+
+
+def read(graph: fx.Graph, nodes: Sequence[fx.Node], looks: str, whole: str) -> tuple[fx.Node, list[fx.Node]]:
+    """Call the modules `looks`.0, `looks`.1, ... on the values of `nodes`, and the module `whole` on what they make.
+
+    Each looks at once, before its value can be overwritten. Returns the node of the whole, and those of the looks.
+    """
+    seen = []
+    for number, node in enumerate(nodes):
+        with graph.inserting_after(node):
+            seen.append(graph.call_module(f"{looks}.{number}", (node,)))
+    order = list(graph.nodes)
+    with graph.inserting_after(max(seen, key=order.index)):
+        return graph.call_module(whole, tuple(seen)), seen
+
+
+def run_ahead(graph: fx.Graph, root: nn.Module, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Put a copy of what leads to `nodes` before everything else, and return their copies.
+
+    It works on a copy of the inputs, so that what it overwrites is not missed later. What overwrites anything is copied
+    whether or not its result is used: something may read the place.
+    """
+    order = list(graph.nodes)
+    leading = order[: max(order.index(node) for node in nodes) + 1]
+    needed = set(nodes)
+    for node in reversed(leading):
+        if is_in_place(root, node) or any(user in needed for user in node.users):
+            needed.add(node)
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_before(next(node for node in order if node.op != "placeholder")):
+        for node in (node for node in leading if node in needed):
+            if node.op != "placeholder":
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.op == "placeholder" or (node.op == "get_attr" and _is_written(root, node)):
+                copies[node] = graph.call_function(own, (copies.get(node, node),))
+    return [copies[node] for node in nodes]
+
+
+def own(value: Any) -> Any:
+    """A copy of a tensor; anything else as it is."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _is_written(root: nn.Module, node: fx.Node) -> bool:
+    return any(is_in_place(root, user) and user.all_input_nodes[0] is node for user in node.users)
