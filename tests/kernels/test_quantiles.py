@@ -20,9 +20,9 @@ def _numba(rows, levels):
 
 
 def _triton(rows, levels):
-    from trueup.kernels import triton
+    from trueup.kernels import triton_quantiles
 
-    return triton.quantile_rows(rows, levels)
+    return triton_quantiles.quantile_rows(rows, levels)
 
 
 def _on_gpu(function):

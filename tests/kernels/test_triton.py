@@ -59,6 +59,26 @@ def test_a_row_in_parts_is_corrected_as_a_whole_one(device, relu, n, parts):
         torch.testing.assert_close(whole, plain.correct_rows(x, curve, 0.7, **options), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "parts"), [(8192, 3), (24576, 3), (20011, 2)])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, where the interpreter meets NaN
+def test_the_quantiles_of_a_row_in_parts_are_those_of_a_whole_one(device, dtype, n, parts):
+    from trueup.kernels import triton_quantiles
+
+    rows = torch.randn(3, n, generator=torch.Generator().manual_seed(n)).to(device, dtype)
+    rows[1].relu_()
+    rows[2, -1] = torch.nan
+    levels = functional.levels(1100).to(device)
+    levels = torch.cat([levels, levels[[5, 0, 3]]])  # in no order
+    whole = triton_quantiles.quantile_rows(rows, levels, parts=1)
+    assert triton_quantiles.quantile_rows(rows, levels, parts=parts)[:2].equal(whole[:2])
+    torch.testing.assert_close(
+        whole, plain.quantile_rows(rows.float(), levels), atol=1e-6, rtol=1e-6, equal_nan=True
+    )
+    assert (whole[1, :400] == 0).all()
+
+
 @pytest.mark.gpu
 def test_an_image_is_corrected_alike_in_a_batch_of_any_size():
     from trueup.kernels import triton

@@ -31,9 +31,9 @@ def _backend(device: str) -> Callable[[Tensor, Tensor], Tensor]:
 
         return cpu.quantile_rows
     if device == "cuda" and importlib.util.find_spec("triton"):
-        from trueup.kernels import triton
+        from trueup.kernels import triton_quantiles
 
-        return triton.quantile_rows
+        return triton_quantiles.quantile_rows
     return plain.quantile_rows
 
 
