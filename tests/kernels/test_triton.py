@@ -73,9 +73,7 @@ def test_the_quantiles_of_a_row_in_parts_are_those_of_a_whole_one(device, dtype,
     levels = torch.cat([levels, levels[[5, 0, 3]]])  # in no order
     whole = triton_quantiles.quantile_rows(rows, levels, parts=1)
     assert triton_quantiles.quantile_rows(rows, levels, parts=parts)[:2].equal(whole[:2])
-    torch.testing.assert_close(
-        whole, plain.quantile_rows(rows.float(), levels), atol=1e-6, rtol=1e-6, equal_nan=True
-    )
+    torch.testing.assert_close(whole, plain.quantile_rows(rows.float(), levels), atol=1e-6, rtol=1e-6, equal_nan=True)
     assert (whole[1, :400] == 0).all()
 
 
