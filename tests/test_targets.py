@@ -375,6 +375,18 @@ def test_asking_for_an_unknown_site_lists_the_known():
 
 
 class TestFingerprint:
+    def test_holds_the_norm_and_a_projection_of_each_tensor(self, monkeypatch):
+        model = make("mobilenet").bfloat16()
+        for small in (1, 100, 1 << 16):  # alone or with others of their length
+            monkeypatch.setattr("trueup.fingerprint.SMALL", small)
+            prints = Fingerprint.of(model).tensors
+            for name, tensor in model.state_dict().items():
+                if tensor.is_floating_point():
+                    values = tensor.double().flatten().numpy()
+                    assert prints[name].shape == tuple(tensor.shape)
+                    assert prints[name].norm == pytest.approx(np.sqrt((values**2).sum()))
+                    assert prints[name].projection == pytest.approx((np.cos(np.arange(values.size)) * values).sum())
+
     def test_another_precision_is_the_same_model(self):
         fingerprint = Fingerprint.of(make("mobilenet"))
         for dtype in (torch.bfloat16, torch.float16, torch.float64):
