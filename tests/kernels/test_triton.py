@@ -70,8 +70,10 @@ def test_programs_that_wait_for_each_other_correct_as_one_does(device, relu, row
     for keep, sparse in ((True, True), (False, False)):
         options = {"keep": keep, "sparse": sparse, "relu": relu}
         whole = triton.correct_rows(x, curve, 0.7, parts=1, **options)
-        for _ in range(2):
-            assert triton_ticket.correct_rows(x, curve, 0.7, parts=parts, **options).equal(whole)
+        drawn = torch.zeros(2 + rows, dtype=torch.int32, device=device)
+        for again in (None, drawn, drawn):
+            assert triton_ticket.correct_rows(x, curve, 0.7, parts=parts, drawn=again, **options).equal(whole)
+            assert not drawn.any()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -45,8 +45,13 @@ def correct_rows(
     relu: bool,
     parts: int | None = None,
     shared: bool | None = None,
+    drawn: Tensor | None = None,
 ) -> Tensor:
-    """As `triton.correct_rows`, to the last bit."""
+    """As `triton.correct_rows`, to the last bit.
+
+    `drawn` is `(2 + rows,)` int32 zeros, and zeros again afterwards, so that a CUDA graph need not write them each time;
+    nothing else that runs at the same time may be given the same ones. None makes them.
+    """
     rows, n = x.shape
     out = torch.empty_like(x)
     if x.numel() == 0:
@@ -61,7 +66,8 @@ def correct_rows(
     table = sums if plan.shared else x.new_empty(2 * rows * plan.parts * plan.bins, dtype=torch.float32)
     if not plan.shared:
         counts.zero_()
-    drawn = x.new_zeros(1 + rows, dtype=torch.int32)  # tickets, and how many parts of each row are counted
+    if drawn is None:
+        drawn = x.new_zeros(2 + rows, dtype=torch.int32)
     plan.launch(x, curve, out, sums, counts, table, drawn, n, m, plan.segments, plan.each, plan.parts, rows, step)
     return out
 
@@ -109,6 +115,7 @@ def _ticketed(
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
     KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, WAYS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
+    # Tickets that were drawn, parts that were mapped, and those of each row that were counted.
     ticket = tl.atomic_add(drawn, 1, sem="relaxed", scope="gpu")
     half = parts * rows
     work = ticket % half
@@ -117,7 +124,7 @@ def _ticketed(
     x += row * n
     sums += row * segments
     counts += row * parts * BINS
-    counted_parts = drawn + 1 + row
+    counted_parts = drawn + 2 + row
     first = part * each
     last = tl.minimum(first + each, segments)
     offset = offset_exponent(curve, m)
@@ -144,3 +151,8 @@ def _ticketed(
         table += ticket.to(tl.int64) * BINS
         remember(shift, table, memory, BINS, SHARED)
         map_values(x, out + row * n, table, memory, offset, n, first, last, RELU, BINS, BLOCK, SEGMENT, SHARED)
+        if tl.atomic_add(drawn + 1, 1, sem="acq_rel", scope="gpu") == half - 1:  # nobody else is left
+            tl.store(drawn, 0)
+            tl.store(drawn + 1, 0)
+            for other in range(rows):
+                tl.store(drawn + 2 + other, 0)
