@@ -99,7 +99,7 @@ def _start_naming(images: Tensor, number: int) -> Callable[[], Tensor]:
             torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in (few, finite)
         )
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(images.device))
 
     def names() -> Tensor:
         if arrived is not None:

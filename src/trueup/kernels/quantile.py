@@ -6,6 +6,7 @@ import functools
 import importlib.util
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from trueup.kernels import plain
@@ -38,7 +39,11 @@ def _backend(device: str) -> Callable[[Tensor, Tensor], Tensor]:
     if device == "cuda" and importlib.util.find_spec("triton"):
         from trueup.kernels import triton_quantiles
 
-        return triton_quantiles.quantile_rows
+        def on_cuda(rows: Tensor, levels: Tensor) -> Tensor:
+            with torch.cuda.device(rows.device):  # where Triton launches
+                return triton_quantiles.quantile_rows(rows, levels)
+
+        return on_cuda
     return _widened(plain.quantile_rows)
 
 

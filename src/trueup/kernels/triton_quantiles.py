@@ -90,7 +90,7 @@ def _plan(
         parts = 1 if n <= WHOLE else -(-PROGRAMS_PER_PROCESSOR * processors(device) // rows)
     each = -(-segments // min(parts, segments, PARTS))
     parts = -(-segments // each)
-    most, several = 1 << (segments - 1).bit_length(), 1 << (parts - 1).bit_length()
+    most = max(128, 1 << (segments - 1).bit_length())  # more than most rows have: fewer kernels to compile
     passes = (2 * BINS, BLOCK, SEGMENT, shared)
     return _Plan(
         parts,
@@ -99,8 +99,8 @@ def _plan(
         shared,
         Launch(_whole, (rows, 1, 1), (*passes, most, LEVELS), num_warps=WARPS),
         Launch(_find_ranges, (parts, rows, 1), (BLOCK, SEGMENT), num_warps=WARPS),
-        Launch(_count_parts, (parts, rows, 1), (*passes, several), num_warps=WARPS),
-        Launch(_read_rows, (rows, 1, 1), (2 * BINS, SEGMENT, shared, most, several, LEVELS), num_warps=WARPS),
+        Launch(_count_parts, (parts, rows, 1), (*passes, PARTS), num_warps=WARPS),
+        Launch(_read_rows, (rows, 1, 1), (2 * BINS, SEGMENT, shared, most, PARTS, LEVELS), num_warps=WARPS),
     )
 
 

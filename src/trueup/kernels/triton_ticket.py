@@ -49,8 +49,8 @@ def correct_rows(
 ) -> Tensor:
     """As `triton.correct_rows`, to the last bit.
 
-    `drawn` is `(2 + rows,)` int32 zeros, and zeros again afterwards, so that a CUDA graph need not write them each time;
-    nothing else that runs at the same time may be given the same ones. None makes them.
+    `drawn` is `(2 + rows,)` int32 zeros, and zeros again afterwards, so that a CUDA graph need not write them each
+    time; nothing else that runs at the same time may be given the same ones. None makes them.
     """
     rows, n = x.shape
     out = torch.empty_like(x)
