@@ -29,6 +29,7 @@ LAYERS = {
     "targets": 3,
     "graph": 4,
     "probe": 5,
+    "tally": 5,
     "_sites": 6,
     "_calibrate": 6,
     "_correct": 6,

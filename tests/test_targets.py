@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
+import operator
 import weakref
 
 import numpy as np
@@ -58,7 +60,7 @@ def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
     parts = list(x.tensor_split(sorted(cuts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets_module, "SAMPLE", keep)
-        patch.setattr("trueup._calibrate.SAMPLE", keep)
+        patch.setattr("trueup.tally.SAMPLE", keep)
         whole = trueup.calibrate(model, [x], method="sort")
         if shards:
             merged = trueup.calibrate(model, parts[:1], method="sort")
@@ -88,7 +90,7 @@ def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
     with pytest.MonkeyPatch.context() as patch:
         for name, count in zip(("SAMPLE", "GATE_SAMPLE"), keep, strict=True):
             patch.setattr(targets_module, name, count)
-            patch.setattr(f"trueup._calibrate.{name}", count)
+            patch.setattr(f"trueup.tally.{name}", count)
         whole = trueup.calibrate(model, [x])
         merged = trueup.calibrate(model, parts[:1] if shards else parts)
         for part in reversed(parts[1:]) if shards else ():
@@ -110,11 +112,30 @@ def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
         torch.testing.assert_close(merged.channels[name].reference(rule), site.reference(rule), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["sort", "auto"])
+def test_batches_of_several_sizes_add_up(method):
+    model = make("resnet")
+    batches = [images(5), images(3, 24), images(6), images(2, 12)]  # rows of the last are short, and so are sorted
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("targets", "tally"):
+            patch.setattr(f"trueup.{module}.SAMPLE", 7)
+        together = trueup.calibrate(model, batches, method=method)
+        apart = functools.reduce(operator.add, (trueup.calibrate(model, [b], method=method) for b in batches))
+    assert together.sampled.equal(apart.sampled)
+    for name in apart:
+        torch.testing.assert_close(together[name].total, apart[name].total)
+        torch.testing.assert_close(together[name].sample, apart[name].sample)
+        assert together[name].loss == pytest.approx(apart[name].loss)
+    for name, site in apart.channels.items():
+        torch.testing.assert_close(together.channels[name].total, site.total)
+        assert together.channels[name].sample.equal(site.sample)
+
+
 def test_the_sample_is_of_the_images_whose_content_hashes_lowest_and_their_own_quantiles():
     model, x = make("vgg"), images(10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets_module, "SAMPLE", 3)
-        patch.setattr("trueup._calibrate.SAMPLE", 3)
+        patch.setattr("trueup.tally.SAMPLE", 3)
         kept = trueup.calibrate(model, x.split(4), method="sort")
         alone = {int(trueup.calibrate(model, [image[None]]).sampled): image for image in x}
     assert kept.sampled.tolist() == sorted(alone)[:3]
@@ -437,6 +458,18 @@ def test_asking_for_an_unknown_site_lists_the_known():
 
 
 class TestFingerprint:
+    def test_holds_the_norm_and_a_projection_of_each_tensor(self, monkeypatch):
+        model = make("mobilenet").bfloat16()
+        for small in (1, 100, 1 << 16):  # alone or with others of their length
+            monkeypatch.setattr("trueup.fingerprint.SMALL", small)
+            prints = Fingerprint.of(model).tensors
+            for name, tensor in model.state_dict().items():
+                if tensor.is_floating_point():
+                    values = tensor.double().flatten().numpy()
+                    assert prints[name].shape == tuple(tensor.shape)
+                    assert prints[name].norm == pytest.approx(np.sqrt((values**2).sum()))
+                    assert prints[name].projection == pytest.approx((np.cos(np.arange(values.size)) * values).sum())
+
     def test_another_precision_is_the_same_model(self):
         fingerprint = Fingerprint.of(make("mobilenet"))
         for dtype in (torch.bfloat16, torch.float16, torch.float64):

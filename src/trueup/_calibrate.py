@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Unpack, get_args
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor, distributed, nn
 from trueup.activations import Kind
 from trueup.correction import Method
 from trueup.fingerprint import Fingerprint
-from trueup.graph import Options, Site
+from trueup.graph import Options
 from trueup.probe import Probe
-from trueup.targets import GATE_SAMPLE, SAMPLE, ChannelTarget, SiteTarget, Targets
+from trueup.tally import Tally
+from trueup.targets import Targets
 
 RESOLUTION = 1025  # quantile levels a site; docs/targets.md has the error that they make
 
@@ -52,13 +53,17 @@ def calibrate(
     if method not in get_args(Method):
         raise ValueError(f"calibrate(method={method!r}): want one of {', '.join(get_args(Method))}")
     probe = Probe(model, kinds=get_args(Kind), **options)
-    fingerprint = Fingerprint.of(probe.model)
-    exact = method == "sort"
-    mine: Targets | None = None
-    for images in probe.checked(_images(loader)):
-        part = _targets_of(probe, images, fingerprint, resolution, exact, mine)
-        mine = part if mine is None else mine + part
-    if (targets := _sum(shard for shard in _of_all_ranks(mine) if shard is not None)) is None:
+    tally = Tally(
+        Fingerprint.of(probe.model),
+        resolution=resolution,
+        exact=method == "sort",
+        selected=probe.selected,
+        early=[site.name for site in probe.early],
+    )
+    for number, images in enumerate(probe.checked(_images(loader, probe.module.device))):
+        keys = _start_naming(images, number)
+        tally.add(probe(images, tally.look), keys)
+    if (targets := _sum(shard for shard in _of_all_ranks(tally.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
     totals = {name: site.total for sites in (targets.sites, targets.channels) for name, site in sites.items()}
     for name, total in totals.items():
@@ -73,8 +78,8 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
     return None if first is None else functools.reduce(operator.add, parts, first)
 
 
-def _images(loader: Iterable[Any]) -> Iterator[Tensor]:
-    """The images of each batch; says what is wrong with a batch that holds none."""
+def _images(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:
+    """The images of each batch, on the device; says what is wrong with a batch that holds none."""
     for number, batch in enumerate(loader):
         images = batch[0] if isinstance(batch, tuple | list) and batch else batch
         if not isinstance(images, Tensor) or images.dim() == 0:
@@ -82,56 +87,37 @@ def _images(loader: Iterable[Any]) -> Iterator[Tensor]:
                 f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
                 "list that starts with one; a generator such as (batch['image'] for batch in loader) picks them out"
             )
-        if not torch.isfinite(images).all():
-            raise ValueError(f"batch {number} of the loader holds NaN or infinity; clean data must be finite")
         if len(images):
-            yield images
+            yield images.detach().to(device)
 
 
-def _targets_of(
-    probe: Probe, images: Tensor, fingerprint: Fingerprint, resolution: int | None, exact: bool, before: Targets | None
-) -> Targets:
-    """The targets of one batch, without the single images that would not stay beside those of the batches `before`."""
-    keys, order = _keys(images).sort(stable=True)
-    few, many = (order[: _staying(keys, before, most)] for most in (SAMPLE, GATE_SAMPLE))
-    early = {site.name for site in probe.early}
+def _start_naming(images: Tensor, number: int) -> Callable[[], Tensor]:
+    """Start to fetch what a name for each image is made of; the result makes the names `(batch,)` int64.
 
-    def look(site: Site, a: Tensor) -> SiteTarget | ChannelTarget:
-        if site.kind == "norm":
-            return ChannelTarget.of(a.movedim(site.channels, 1), sample=many if site.name in early else few)
-        return SiteTarget.of(a, resolution=resolution, sample=few, exact=exact)
-
-    seen = probe(images, look)
-    chosen = {name: target for name, target in seen.items() if name in probe.selected}
-    sites = {name: target for name, target in chosen.items() if isinstance(target, SiteTarget)}
-    norms = {name: target.without_gate() for name, target in chosen.items() if isinstance(target, ChannelTarget)}
-    gate = _gate({name: seen[name] for name in seen if name in early}) if norms else {}
-    return Targets(sites, keys[: len(many if gate else few)], fingerprint, norms, gate)
-
-
-def _gate(early: dict[str, ChannelTarget]) -> dict[str, ChannelTarget]:
-    """The norms by which unusual images are told: the last two of the early ones, if there are such, with bands.
-
-    That is about the end of the first stage, where noise, blur and contrast show and what an image is of does not yet.
+    They come from an image's content alone: the same in any batch, order and process. Between the two, the device can
+    be given work that does not wait for this.
     """
-    with_bands = {name: target for name, target in early.items() if target.bands}
-    return dict(list((with_bands or early).items())[-2:])
+    flat = images.reshape(len(images), -1)
+    few = flat[:, :: max(1, flat.shape[1] // 4096)].contiguous()  # enough to tell photographs apart
+    finite = torch.isfinite(images).all()
+    arrived = None
+    if images.is_cuda:
+        few, finite = (
+            torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in (few, finite)
+        )
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record(torch.cuda.current_stream(images.device))
 
+    def names() -> Tensor:
+        if arrived is not None:
+            arrived.synchronize()
+        if not finite:
+            raise ValueError(f"batch {number} of the loader holds NaN or infinity; clean data must be finite")
+        rows = few.cpu().view(torch.uint8).numpy()
+        digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
+        return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
 
-def _staying(keys: Tensor, before: Targets | None, most: int) -> int:
-    """How many of the ascending `keys` are among the `most` smallest that there are with those of `before`."""
-    if before is not None and len(before.sampled) >= most:
-        keys = keys[keys < before.sampled[most - 1]]
-    return min(most, len(keys))
-
-
-def _keys(images: Tensor) -> Tensor:
-    """A number for each image, from its content alone `(batch,)` int64: the same in any batch, order and process."""
-    flat = images.detach().reshape(len(images), -1)
-    few = flat[:, :: max(1, flat.shape[1] // 4096)].contiguous().cpu()  # enough to tell photographs apart
-    rows = few.view(torch.uint8).numpy()
-    digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
-    return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
+    return names
 
 
 def _of_all_ranks(targets: Targets | None) -> list[Targets | None]:

@@ -171,7 +171,7 @@ class _Open(_AtSite):
 
     def forward(self, *seen: Tensor) -> Tensor:
         gate = Gate(*(self.get_buffer(name) for name in Gate._fields))
-        return openness(gate.p_values(torch.cat(seen, dim=1)), self.budget)
+        return openness(gate.p_values(torch.cat(seen, dim=1)), self.budget).float()
 
     def extra_repr(self) -> str:
         """In the way of torch's modules."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 # Rounding to bfloat16 moves a projection by about 0.001 of the norm; another training run, by as much as the norm.
 TOLERANCE = 0.01
+SMALL = 1 << 16  # values; of larger tensors, the copies in double precision are made one at a time
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,6 @@ class Print:
     shape: tuple[int, ...]
     norm: float
     projection: float
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Print:
-        """Take the print of a tensor."""
-        values = tensor.detach().double().flatten()
-        direction = torch.arange(len(values), dtype=torch.float64, device=values.device).cos()
-        return cls(tuple(tensor.shape), float(values.norm()), float(values @ direction))
 
     def matches(self, other: Print) -> bool:
         """The same values, but for rounding to another precision."""
@@ -47,8 +41,8 @@ class Fingerprint:
     @classmethod
     def of(cls, model: nn.Module) -> Fingerprint:
         """Take the fingerprint of a model."""
-        state = model.state_dict()
-        return cls({name: Print.of(t) for name, t in state.items() if t.is_floating_point()})
+        state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+        return cls(dict(zip(state, _prints(list(state.values())), strict=True)))
 
     def difference(self, other: Fingerprint) -> str:
         """Names the first thing in which `other` differs, in words; empty where nothing does."""
@@ -70,3 +64,23 @@ class Fingerprint:
     def from_json(cls, text: str) -> Fingerprint:
         """What `to_json` wrote."""
         return cls({name: Print(tuple(s), n, p) for name, (s, n, p) in json.loads(text).items()})
+
+
+def _prints(tensors: list[Tensor]) -> list[Print]:
+    """Small tensors of one length together, and all numbers fetched at once: a model has hundreds, maybe on a GPU."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    longest: dict[torch.device, int] = {}
+    for number, tensor in enumerate(tensors):
+        alone = number if tensor.numel() > SMALL else -1
+        alike.setdefault((tensor.numel(), tensor.dtype, tensor.device, alone), []).append(number)
+        longest[tensor.device] = max(tensor.numel(), longest.get(tensor.device, 0))
+    directions = {device: torch.arange(n, dtype=torch.float64, device=device).cos() for device, n in longest.items()}
+    found: dict[torch.device, list[Tensor]] = {device: [] for device in longest}
+    for group in alike.values():
+        values = torch.stack([tensors[number].detach().reshape(-1) for number in group]).double()
+        norms = torch.linalg.vector_norm(values, dim=1)
+        projections = values @ directions[values.device][: values.shape[1]]
+        found[values.device].append(torch.stack([norms, projections], dim=1))
+    fetched = {device: iter(torch.cat(some).tolist()) for device, some in found.items()}
+    pairs = {number: next(fetched[tensors[number].device]) for group in alike.values() for number in group}
+    return [Print(tuple(tensor.shape), *pairs[number]) for number, tensor in enumerate(tensors)]

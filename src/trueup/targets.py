@@ -53,40 +53,6 @@ class SiteTarget:
             shapes = [tuple(t.shape) for t in (self.total, self.square, known, self.sample)]
             raise ValueError(f"the parts of a target do not fit together: shapes {shapes}")
 
-    @classmethod
-    def of(cls, a: Tensor, *, resolution: int | None, sample: Tensor, exact: bool = True) -> SiteTarget:
-        """The statistics of activations `(batch, ...)`; `sample` indexes the images to be kept singly.
-
-        Unless they are to be `exact`, quantiles are read from histograms where rows are longer than what is kept.
-        """
-        a, sample = a.detach(), sample.to(a.device)
-        levels = None if resolution is None else functional.levels(resolution, device=a.device)
-        n, loss = a[:1].numel(), 0.0
-        if levels is None or exact or a.dtype == torch.float64 or n <= len(levels):
-            kept = ordered = functional.as_rows(a).sort(dim=1).values
-            sketches = sketch(ordered[sample])
-            if levels is not None:
-                kept = functional.quantile(ordered, levels)
-                restored = functional.order_statistics(kept, n, levels=levels)
-                loss = float((restored - ordered).abs().mean(dim=1, dtype=torch.float64).sum())
-        else:
-            halfway = (levels[1:] + levels[:-1]) / 2
-            kept, between, every = kernels.quantiles(a, levels, halfway, functional.levels(SKETCH, device=a.device))
-            sketches = every[sample]
-            # Between two levels, a triangle: its base is their distance, its height what is missed halfway.
-            missed = (between - (kept[:, 1:] + kept[:, :-1]) / 2).abs().double()
-            loss = float((missed @ levels.diff()).sum() / 2)
-        kept = kept.double()
-        return cls(
-            shape=tuple(a.shape[1:]),
-            levels=None if levels is None else levels.cpu(),
-            total=kept.sum(dim=0).cpu(),
-            square=(kept**2).sum(dim=0).cpu(),
-            loss=loss,
-            images=a.shape[0],
-            sample=sketches.float().cpu(),
-        )
-
     @property
     def target(self) -> Tensor:
         """The barycenter at `levels` `(m,)`: the mean of each order statistic, t₍ᵢ₎ before centring."""
@@ -126,6 +92,16 @@ def sketch(ordered: Tensor) -> Tensor:
     return functional.quantile(ordered, functional.levels(SKETCH, device=ordered.device))
 
 
+def deviations(moments: Tensor) -> Tensor:
+    """What is kept of single images: `(batch, k, channels)` moments, square roots where they are variances, in float16.
+
+    Three digits are plenty beside the spread over images, and halve the file: most of it is this.
+    """
+    limit = torch.finfo(torch.float16).max
+    parts = [moments[:, :1], moments[:, 1:4].sqrt(), moments[:, 4:]]
+    return torch.cat(parts, dim=1).clamp(-limit, limit).half()
+
+
 @dataclass(frozen=True, eq=False)
 class ChannelTarget:
     """One norm's output on clean images, channel by channel: what its maps' mean and deviations usually are.
@@ -146,30 +122,10 @@ class ChannelTarget:
             shapes = [tuple(t.shape) for t in (self.total, self.sample)]
             raise ValueError(f"the parts of a channel target do not fit together: shapes {shapes}")
 
-    @classmethod
-    def of(cls, a: Tensor, *, sample: Tensor) -> ChannelTarget:
-        """The statistics of activations `(batch, channels, ...)`; `sample` indexes the images to be kept singly."""
-        a = a.detach()
-        moments = kernels.moments(a, bands=a.dim() == 4 and min(a.shape[2:]) >= BANDED)
-        kept = moments[sample.to(a.device)]
-        # Three digits are plenty beside the spread over images, and halve the file: most of it is this.
-        deviations = torch.cat([kept[:, :1], kept[:, 1:4].sqrt(), kept[:, 4:]], dim=1)
-        limit = torch.finfo(torch.float16).max
-        return cls(
-            shape=tuple(a.shape[1:]),
-            total=moments.sum(dim=0, dtype=torch.float64).cpu(),
-            images=a.shape[0],
-            sample=deviations.clamp(-limit, limit).half().cpu(),
-        )
-
     @property
     def bands(self) -> bool:
         """Whether the deviations of both bands are known."""
         return len(self.total) > 2
-
-    def without_gate(self) -> ChannelTarget:
-        """What evidence is weighed on, without what only the gate looks at; memory of its own."""
-        return dataclasses.replace(self, total=self.total[:4].clone(), sample=self.sample[:SAMPLE, :4].clone())
 
     def reference(self, rule: Evidence) -> Tensor:
         """What is usual `(4, 2, channels)`, or `(4, 3, channels)` with bands: see `trueup.channels`. float64."""

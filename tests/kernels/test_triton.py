@@ -59,6 +59,41 @@ def test_a_row_in_parts_is_corrected_as_a_whole_one(device, relu, n, parts):
         torch.testing.assert_close(whole, plain.correct_rows(x, curve, 0.7, **options), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize(("rows", "n", "parts"), [(1, 24576, 3), (2, 20011, 2), (3, 100, None)])
+def test_programs_that_wait_for_each_other_correct_as_one_does(device, relu, rows, n, parts):
+    from trueup.kernels import triton, triton_ticket
+
+    x = torch.randn(rows, n, generator=torch.Generator().manual_seed(n)).to(device)
+    curve = curve_of(functional.levels(65) * 3 - (0 if relu else 1), functional.levels(65)).to(device)
+    for keep, sparse in ((True, True), (False, False)):
+        options = {"keep": keep, "sparse": sparse, "relu": relu}
+        whole = triton.correct_rows(x, curve, 0.7, parts=1, **options)
+        drawn = torch.zeros(2 + rows, dtype=torch.int32, device=device)
+        for again in (None, drawn, drawn):
+            assert triton_ticket.correct_rows(x, curve, 0.7, parts=parts, drawn=again, **options).equal(whole)
+            assert not drawn.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "parts"), [(8192, 3), (24576, 3), (20011, 2)])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, where the interpreter meets NaN
+def test_the_quantiles_of_a_row_in_parts_are_those_of_a_whole_one(device, dtype, n, parts):
+    from trueup.kernels import triton_quantiles
+
+    rows = torch.randn(3, n, generator=torch.Generator().manual_seed(n)).to(device, dtype)
+    rows[1].relu_()
+    rows[2, -1] = torch.nan
+    levels = functional.levels(1100).to(device)
+    levels = torch.cat([levels, levels[[5, 0, 3]]])  # in no order
+    whole = triton_quantiles.quantile_rows(rows, levels, parts=1)
+    assert triton_quantiles.quantile_rows(rows, levels, parts=parts)[:2].equal(whole[:2])
+    torch.testing.assert_close(whole, plain.quantile_rows(rows.float(), levels), atol=1e-6, rtol=1e-6, equal_nan=True)
+    assert (whole[1, :400] == 0).all()
+
+
 @pytest.mark.gpu
 def test_an_image_is_corrected_alike_in_a_batch_of_any_size():
     from trueup.kernels import triton

@@ -21,7 +21,13 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     of it, or 1/4096 of the row's largest value where that is more. Denormals are not told apart. A row
     that is not finite gives NaN.
     """
-    return _backend(rows.device.type)(rows.float(), levels.double())
+    return _backend(rows.device.type)(rows, levels.double())
+
+
+def as_rows(a: Tensor) -> Tensor:
+    """The values of each image of `(batch, ...)` as a row `(batch, n)`, in any order: without a copy if possible."""
+    rows = in_memory_order(a)
+    return a.reshape(len(a), -1) if rows is None else rows
 
 
 @functools.cache
@@ -29,19 +35,17 @@ def _backend(device: str) -> Callable[[Tensor, Tensor], Tensor]:
     if device == "cpu" and importlib.util.find_spec("numba"):
         from trueup.kernels import cpu
 
-        return cpu.quantile_rows
+        return _widened(cpu.quantile_rows)
     if device == "cuda" and importlib.util.find_spec("triton"):
-        from trueup.kernels import triton
+        from trueup.kernels import triton_quantiles
 
-        return triton.quantile_rows
-    return plain.quantile_rows
+        def on_cuda(rows: Tensor, levels: Tensor) -> Tensor:
+            with torch.cuda.device(rows.device):  # where Triton launches
+                return triton_quantiles.quantile_rows(rows, levels)
+
+        return on_cuda
+    return _widened(plain.quantile_rows)
 
 
-def quantiles(a: Tensor, *levels: Tensor) -> list[Tensor]:
-    """The quantile functions of activations `(batch, ...)` at several sets of levels, from one histogram each row."""
-    together, order = torch.cat(levels).sort()
-    rows = in_memory_order(a)
-    values = quantile_rows(a.reshape(len(a), -1) if rows is None else rows, together)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    return list(torch.split(values[:, back], [len(some) for some in levels], dim=1))
+def _widened(backend: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda rows, levels: backend(rows.float(), levels)

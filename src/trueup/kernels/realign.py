@@ -1,6 +1,6 @@
-"""The rule of evidence on the CPU, in the operators `trueup::realign` and `trueup::moments`.
+"""The rule of evidence in the operators `trueup::realign` and `trueup::moments`: on the CPU by numba, on CUDA by Triton.
 
-So torch.compile, torch.export and autograd know them. Elsewhere, and without numba, they are `channels.realign` and
+So torch.compile, torch.export and autograd know them. Elsewhere, and without these, they are `channels.realign` and
 `channels.moments` themselves, which a compiler can fuse.
 """
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from trueup import channels
 
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
-_COMPILED = importlib.util.find_spec("numba") is not None
+_COMPILERS = {"cpu": "numba", "cuda": "triton"}
+_COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
 
 _library = torch.library.Library("trueup", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
@@ -43,7 +44,7 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
 
 
 def _has_kernel(a: Tensor) -> bool:
-    return _COMPILED and a.device.type == "cpu" and a.dtype in _WIDTHS and a.dim() > 2
+    return _COMPILED.get(a.device.type, False) and a.dtype in _WIDTHS and a.dim() > 2
 
 
 def _maps(x: Tensor, bands: bool) -> Tensor:
@@ -76,6 +77,20 @@ def _moments_on_cpu(x: Tensor, bands: bool) -> Tensor:
     return cpu_maps.measure_maps(_maps(x, bands), bands=bands)[:, : 5 if bands else 2].contiguous()
 
 
+def _realign_on_cuda(x: Tensor, reference: Tensor, openness: Tensor | None) -> Tensor:
+    from trueup.kernels import triton_maps
+
+    with torch.cuda.device(x.device):  # where Triton launches
+        return triton_maps.realign(x, reference, openness)
+
+
+def _moments_on_cuda(x: Tensor, bands: bool) -> Tensor:
+    from trueup.kernels import triton_maps
+
+    with torch.cuda.device(x.device):
+        return triton_maps.moments(x, bands)
+
+
 def _like_maps(x: Tensor, _reference: Tensor, _openness: Tensor | None) -> Tensor:
     return torch.empty_like(x)
 
@@ -99,6 +114,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 
 _library.impl("realign", _realign_on_cpu, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("moments", _moments_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("realign", _realign_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
+_library.impl("moments", _moments_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 torch.library.register_fake("trueup::realign", _like_maps, lib=_library)
 torch.library.register_fake("trueup::moments", _like_moments, lib=_library)
 torch.library.register_autograd("trueup::realign", _backward, setup_context=_remember, lib=_library)

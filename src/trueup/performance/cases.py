@@ -92,6 +92,7 @@ class _Network:
             model, targets, x = self.make(device)
             robust = trueup.correct(model, targets, PAPERS[self.kind])
             networks: dict[str, Callable[[Tensor], Any]] = {"uncorrected": model, "correction": robust}
+            networks["evidence"] = trueup.correct(model, targets, trueup.Evidence())
             if self.rivals:
                 networks |= {name: method.prepare(model, None) for name, method in RIVALS.items()}
             works = {name: self._work(network, x) for name, network in networks.items()}
@@ -149,7 +150,8 @@ def _pair(model: nn.Module, robust: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _calibration(device: torch.device) -> Iterator[Row]:
-    """Ten batches calibrated on, against ten forward passes."""
+    """Some batches calibrated on, against as many forward passes: more on a GPU, where tracing would take as long."""
+    count = 40 if device.type == "cuda" else 10
     cases = [("resnet20", 128, "ResNet-20, batch 128")]
     if device.type == "cuda":
         cases.append(("resnet50", 64, "ResNet-50, batch 64"))
@@ -158,11 +160,11 @@ def _calibration(device: torch.device) -> Iterator[Row]:
 
         def forward(model: nn.Module = model, x: Tensor = x) -> None:
             with torch.inference_mode():
-                for _ in range(10):
+                for _ in range(count):
                     model(x)
 
         def calibrate(model: nn.Module = model, x: Tensor = x) -> trueup.Targets:
-            return trueup.calibrate(model, [x] * 10)
+            return trueup.calibrate(model, [x] * count)
 
         times = side_by_side({"forward passes": forward, "calibration": calibrate}, device, seconds=0.1)
         yield _row(f"calibration, {name}", "calibration", "forward passes", times, None, 0, batch)

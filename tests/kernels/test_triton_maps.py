@@ -1,0 +1,217 @@
+"""The rule of evidence in Triton, against its specification in double precision, within what rounding can do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.backends import INTERPRETED
+from trueup import channels
+
+DEVICES = [
+    *(["cpu"] if INTERPRETED else []),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+devices = pytest.mark.parametrize("device", DEVICES)
+layouts = pytest.mark.parametrize("last", [False, True], ids=["channels second", "channels last"])
+UNIT = 2.0**-24  # how far float32 rounds, relative
+STEPS = 64  # additions that a value goes through: rows of a segment, across, segments, the means
+
+SHAPES = [
+    ((2, 3, 9, 13), True),  # no power of two
+    ((1, 5, 8, 8), True),  # a power of two
+    ((2, 3, 4, 4), True),  # most of it border
+    ((1, 2, 19, 7), True),  # two segments, the second not full
+    ((1, 40, 5, 6), True),  # more channels than a program takes
+    ((1, 1, 1, 1), True),  # smallest
+    ((2, 2, 1, 5), True),  # one row
+    ((2, 2, 6, 1), True),  # one column
+    ((3, 4, 7), False),  # a sequence
+    ((2, 3, 3, 4, 5), False),  # a volume
+    ((1, 2, 70, 70), False),  # several rows of our making, several segments
+]
+shapes = pytest.mark.parametrize(("shape", "bands"), SHAPES, ids=str)
+
+
+def maps(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def laid_out(x: Tensor, last: bool) -> Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x.contiguous()
+
+
+def reference(clean: Tensor, *, bands: bool) -> Tensor:
+    moments = channels.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
+    floor = (1e-3 * moments.mean(dim=0).abs()).clamp(min=1e-24)
+    return channels.reference_of(channels.statistics(moments, floor), floor, budget=0.05)
+
+
+def parts_of(x: Tensor, bands: bool) -> tuple[Tensor, list[Tensor]]:
+    """The mean of each map `(batch, channels, 1, 1)` and its parts, in double precision: low and high band, or one."""
+    a = x.double().cpu().reshape(*x.shape[:2], *(x.shape[2:] if bands else (1, -1)))
+    mean = a.mean(dim=(2, 3), keepdim=True)
+    low = channels.local_mean(a - mean)
+    return mean, [low, a - mean - low] if bands else [a - mean]
+
+
+def wanted(x: Tensor, usual: Tensor, openness: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The rule in double precision, and how far from it float32 may be.
+
+    A sum that adds to the k-th depth is within k roundings of the sum of what it adds. So the mean is off by at most
+    k u A, for values up to A. A local mean is off by 16 u A at most, a variance, whose sum of squares is one of values
+    less the pivot, by 4 k u (variance + (mean - pivot)²) and 16 u A times the root of it; ½ log(variance + floor) by
+    half of that over (variance + floor). A share w(z) of the way (centre - s) has a slope of 3/2 at most in s, since
+    that of w times (centre - s) is 2 z² κ / (z² + κ)² <= 1/2. Last, the result rounds what it is made of.
+    """
+    bands = usual.shape[1] == 3
+    mean, parts = parts_of(x, bands)
+    tilts = [part.mean(dim=(2, 3), keepdim=True) for part in parts]
+    variances = [(part - tilt).square().mean(dim=(2, 3)) for part, tilt in zip(parts, tilts, strict=True)]
+    found = torch.stack([mean[..., 0, 0], *variances], dim=1)
+    statistics = channels.statistics(found, usual[3])
+    z2 = channels.evidence(statistics, usual)
+    z2 = z2 if openness is None else z2 * openness.double()[:, None, None]
+    moves = z2 / (z2 + usual[2]) * (usual[0] - statistics)
+    out, gains = mean + moves[:, 0, :, None, None], moves[:, 1:].exp()
+    for k, (part, tilt) in enumerate(zip(parts, tilts, strict=True)):
+        out = out + gains[:, k, :, None, None] * (part - tilt)
+
+    a = sum(parts) + mean
+    largest = a.abs().amax(dim=(2, 3))
+    width = x.shape[-1] if bands else min(a.shape[3], 64)
+    pivot = a.flatten(2)[:, :, :width].mean(dim=2)
+    power = sum(parts).square().mean(dim=(2, 3)) + (mean[..., 0, 0] - pivot).square()
+    off = 4 * STEPS * UNIT * power + 16 * UNIT * largest * power.sqrt()
+    reach = 2.5 * STEPS * UNIT * largest
+    for k, variance in enumerate(variances):
+        stray = 1.5 * 0.5 * off / (variance + usual[3, k + 1]) + STEPS * UNIT
+        reach = reach + gains[:, k] * (2 * largest * stray.clamp(max=1) + 16 * UNIT * largest)
+    shape = x.shape
+    return out.reshape(shape), reach[..., None, None].expand_as(out).reshape(shape)
+
+
+@devices
+@layouts
+@pytest.mark.parametrize(
+    ("shape", "bands", "dtype"),
+    [
+        *((*case, torch.float32) for case in SHAPES),
+        *((*case, dtype) for case in (SHAPES[0], SHAPES[8]) for dtype in (torch.bfloat16, torch.float16)),
+    ],
+    ids=str,
+)
+def test_triton_is_the_specification_but_for_rounding(device, last, shape, bands, dtype):
+    from trueup.kernels import triton_maps
+
+    usual = reference(maps(30, *shape[1:]), bands=bands)
+    x = laid_out((2 * maps(*shape, seed=1) + 0.5).to(device, dtype), last)
+    for openness in (None, torch.linspace(0.1, 1, shape[0]))[int(dtype != torch.float32) :]:
+        out, reach = wanted(x, usual, openness)
+        assert (reach < 1e-2).all() or min(shape[2:]) == 1
+        gate = None if openness is None else openness.to(device)
+        whole, split = (torch.full_like(x, torch.nan) for _ in range(2))
+        triton_maps.realign_maps(x, usual.to(device), gate, whole, split=False)
+        triton_maps.realign_maps(x, usual.to(device), gate, split, split=True)
+        assert whole.equal(split)
+        assert whole.stride() == x.stride()
+        slack = torch.finfo(dtype).eps * out.abs() if dtype != torch.float32 else 0.0
+        assert ((whole.double().cpu() - out).abs() <= reach + slack).all()
+
+
+@devices
+@layouts
+@shapes
+def test_triton_measures_what_the_specification_does(device, last, shape, bands):
+    from trueup.kernels import triton_maps
+
+    x = laid_out((2 * maps(*shape, seed=1) + 0.5).to(device), last)
+    mean, parts = parts_of(x, bands)
+    rows = [mean[..., 0, 0], sum(parts).square().mean(dim=(2, 3))]
+    if bands:
+        rows += [part.var(dim=(2, 3), correction=0) for part in parts] + [parts[1].abs().mean(dim=(2, 3))]
+    expected = torch.stack(rows, dim=1)
+    torch.testing.assert_close(expected[:, :4].float(), channels.moments(x.cpu(), bands=bands)[:, :4])
+    largest = x.double().abs().amax(dim=tuple(range(2, x.dim()))).cpu()[:, None]
+    reach = torch.cat([STEPS * UNIT * largest, 8 * STEPS * UNIT * largest.square().expand_as(expected[:, 1:])], dim=1)
+    whole, split = (triton_maps.measure_maps(x, bands, split=split) for split in (False, True))
+    assert whole.equal(split)
+    assert ((whole.double().cpu() - expected).abs() <= reach + 8 * STEPS * UNIT * expected.abs()).all()
+
+
+@devices
+@layouts
+@pytest.mark.parametrize("bands", [False, True])
+def test_triton_does_not_depend_on_the_batch_to_the_last_bit(device, last, bands):
+    from trueup.kernels import triton_maps
+
+    x = laid_out(3 * maps(3, 3, 18, 5).to(device), last)
+    usual = reference(maps(30, 3, 18, 5), bands=bands).to(device)
+    together = triton_maps.realign(x, usual)
+    assert torch.cat([triton_maps.realign(laid_out(image[None], last), usual) for image in x]).equal(together)
+    assert triton_maps.moments(x[:1].clone(), bands).equal(triton_maps.moments(x, bands)[:1])
+
+
+@devices
+@layouts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, where the interpreter meets NaN
+def test_triton_gives_back_a_closed_image_bit_for_bit(device, last, dtype, split):
+    from trueup.kernels import triton_maps
+
+    x = laid_out(3 * maps(3, 5, 20, 9).to(device, dtype), last)
+    x[1, 2, 3, 4] = torch.nan
+    x[1, 3, 0, 0] = torch.inf
+    usual, out = reference(maps(30, 5, 20, 9), bands=True).to(device), torch.empty_like(x)
+    triton_maps.realign_maps(x, usual, torch.tensor([1.0, 0.0, 0.5], device=device), out, split=split)
+    bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
+    assert out[1].view(bits).equal(x[1].view(bits))
+    assert not out[0].equal(x[0])
+    assert not out[2].equal(x[2])
+
+
+@devices
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bands", [False, True])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_triton_gives_back_a_channel_that_is_not_finite(device, poison, bands):
+    from trueup.kernels import triton_maps
+
+    usual, x = reference(maps(30, 4, 8, 8), bands=bands).to(device), 3 * maps(5, 4, 8, 8, seed=1).to(device)
+    clean = triton_maps.realign(x, usual)
+    x[1, 2, 3, 4] = poison
+    out = triton_maps.realign(x, usual)
+    assert out[1, 2].nan_to_num(9).equal(x[1, 2].nan_to_num(9))
+    out[1, 2] = clean[1, 2]
+    assert out.equal(clean)
+
+
+@devices
+def test_triton_takes_other_layouts_and_nothing_at_all(device):
+    from trueup.kernels import triton_maps
+
+    usual, x = reference(maps(30, 4, 8, 8), bands=True).to(device), 3 * maps(2, 4, 8, 8, seed=1).to(device)
+    wanted = triton_maps.realign(x, usual)
+    turned = x.transpose(2, 3).contiguous().transpose(2, 3)
+    out = triton_maps.realign(turned, usual)
+    assert out.equal(wanted)
+    assert out.stride() == turned.stride()
+    assert triton_maps.moments(turned, True).equal(triton_maps.moments(x, True))
+    assert triton_maps.realign(x[:0], usual).shape == (0, 4, 8, 8)
+    assert triton_maps.moments(x[:0], True).shape == (0, 5, 4)
+
+
+@devices
+def test_triton_does_not_lose_a_map_far_from_zero(device):
+    """Its first row lies as far from its mean as a row can, and the mean far from zero."""
+    from trueup.kernels import triton_maps
+
+    x = maps(1, 2, 16, 16).to(device)
+    x[:, :, 0] += 30
+    x += 100
+    usual = reference(maps(30, 2, 16, 16) + 100, bands=True)
+    out, reach = wanted(x, usual)
+    assert ((triton_maps.realign(x, usual.to(device)).double().cpu() - out).abs() <= reach).all()
+    assert (reach < 1).all()
