@@ -60,23 +60,6 @@ def test_a_row_in_parts_is_corrected_as_a_whole_one(device, relu, n, parts):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize(("rows", "n", "parts"), [(1, 24576, 3), (2, 20011, 2), (3, 100, None)])
-def test_programs_that_wait_for_each_other_correct_as_one_does(device, relu, rows, n, parts):
-    from trueup.kernels import triton, triton_ticket
-
-    x = torch.randn(rows, n, generator=torch.Generator().manual_seed(n)).to(device)
-    curve = curve_of(functional.levels(65) * 3 - (0 if relu else 1), functional.levels(65)).to(device)
-    for keep, sparse in ((True, True), (False, False)):
-        options = {"keep": keep, "sparse": sparse, "relu": relu}
-        whole = triton.correct_rows(x, curve, 0.7, parts=1, **options)
-        drawn = torch.zeros(2 + rows, dtype=torch.int32, device=device)
-        for again in (None, drawn, drawn):
-            assert triton_ticket.correct_rows(x, curve, 0.7, parts=parts, drawn=again, **options).equal(whole)
-            assert not drawn.any()
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("n", "parts"), [(8192, 3), (24576, 3), (20011, 2)])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, where the interpreter meets NaN

@@ -1,4 +1,4 @@
-"""The rule of evidence in the operators `trueup::realign` and `trueup::moments`: on the CPU by numba, on CUDA by Triton.
+"""The rule of evidence in the operators `trueup::realign` and `trueup::moments`: numba on the CPU, Triton on CUDA.
 
 So torch.compile, torch.export and autograd know them. Elsewhere, and without these, they are `channels.realign` and
 `channels.moments` themselves, which a compiler can fuse.

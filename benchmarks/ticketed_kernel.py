@@ -1,4 +1,8 @@
-"""The histogram method on a GPU in one kernel whose programs wait for each other: for few rows, as at batch 1.
+"""Would one kernel beat three? The histogram method as a kernel whose programs wait for each other, for few rows.
+
+    python benchmarks/ticketed_kernel.py     # checks it against the library's, to the last bit, and times both
+
+It is not part of the library: whether it is faster on a GPU has not been measured.
 
 Three kernels that depend on each other take a few microseconds each, however little there is to do. Here, programs
 draw tickets. The first tickets are to count a part of a row, the others to wait until all of that row is counted, make
@@ -16,6 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueup import functional
+from trueup.kernels import curve_of
+from trueup.kernels import triton as library
 from trueup.kernels.bins import BINS
 from trueup.kernels.triton_histogram import (
     BLOCK,
@@ -31,6 +38,7 @@ from trueup.kernels.triton_histogram import (
     tabulate,
 )
 from trueup.kernels.triton_launch import Launch, has_ptx, processors
+from trueup.performance.timing import captured, side_by_side
 
 PARTS = 32  # at most: every program that maps adds up their counts
 
@@ -156,3 +164,50 @@ def _ticketed(
             tl.store(drawn + 1, 0)
             for other in range(rows):
                 tl.store(drawn + 2 + other, 0)
+
+
+SHAPES = ((1, 802_816), (1, 200_704), (1, 100_352), (1, 25_088), (4, 200_704))  # rows of ResNet-50 at batch 1, and 4
+
+
+def main() -> None:
+    """Check, time, print."""
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU here; TRITON_INTERPRET=1 with `check` in Python runs the kernel without one")
+    print(f"microseconds, in a CUDA graph, on {torch.cuda.get_device_name()}")
+    print(f"{'rows x values':>14}  three kernels  ticketed")
+    for rows, n in SHAPES:
+        check(rows, n, torch.bfloat16, "cuda")
+        times = _times(rows, n)
+        print(f"{rows:4} x {n:7}  {1e6 * times['three']:13.1f}  {1e6 * times['ticketed']:8.1f}", flush=True)
+
+
+def _times(rows: int, n: int) -> dict[str, float]:
+    x, curve, options = _example(rows, n, torch.bfloat16, "cuda")
+    drawn = torch.zeros(2 + rows, dtype=torch.int32, device="cuda")
+    works = {
+        "three": captured(lambda: library.correct_rows(x, curve, 0.7, **options)),
+        "ticketed": captured(lambda: correct_rows(x, curve, 0.7, drawn=drawn, **options)),
+    }
+    return side_by_side(works, torch.device("cuda"))
+
+
+def check(rows: int, n: int, dtype: torch.dtype, device: str) -> None:
+    """Whether it is the library's, to the last bit, and leaves its counters as it found them."""
+    x, curve, options = _example(rows, n, dtype, device)
+    wanted = library.correct_rows(x, curve, 0.7, parts=1, **options)
+    drawn = torch.zeros(2 + rows, dtype=torch.int32, device=device)
+    for counters in (None, drawn, drawn):
+        if not correct_rows(x, curve, 0.7, drawn=counters, **options).equal(wanted):
+            raise SystemExit(f"{rows} x {n}: not what the library's kernels make of it")
+    if drawn.any():
+        raise SystemExit(f"{rows} x {n}: counters are left at {drawn.tolist()}")
+
+
+def _example(rows: int, n: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, dict[str, bool]]:
+    x = torch.randn(rows, n, generator=torch.Generator().manual_seed(n)).to(device, dtype)
+    curve = curve_of(functional.levels(1025) * 3, functional.levels(1025)).to(device)
+    return x, curve, {"keep": True, "sparse": True, "relu": True}
+
+
+if __name__ == "__main__":
+    main()
