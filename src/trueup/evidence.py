@@ -34,19 +34,19 @@ class Evidence:
     last norm that the gate reads, and then the whole of it, corrected. Without, there is one pass only, and norms
     before that one are left as they are: cheaper, and weaker.
 
-    >>> Evidence(budget=0.01)
-    Evidence(budget=0.01, strength=0.04, bands=True, probe=True)
+    >>> Evidence(budget=0.02)
+    Evidence(budget=0.02, strength=0.03, bands=True, probe=True)
     """
 
-    budget: float = 0.02
-    strength: float = 0.04
+    budget: float = 0.01
+    strength: float = 0.03
     bands: bool = True
     probe: bool = True
 
     def __post_init__(self) -> None:
         for name, meaning, advice in (
-            ("budget", "the share of clean images that may count as unusual", "0.01 is careful, 0.05 bold"),
-            ("strength", "the share of clean variance that may be lost", "0.02 is careful, 0.08 strong"),
+            ("budget", "the share of clean images that may count as unusual", "0.005 is careful, 0.02 bold"),
+            ("strength", "the share of clean variance that may be lost", "0.02 is careful, 0.05 strong"),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
