@@ -86,6 +86,9 @@ def test_gains_are_paired_over_the_models_that_both_columns_have(tmp_path):
     assert gains["average"] == (pytest.approx(4), pytest.approx(2**0.5))  # of 3 and 5: the third model has no row
     assert differences(beyond, ours, papers, rows)["clean"] == (pytest.approx(1), None)
 
+    more = [replace(row, images=1000) for seed in range(3) for row in rows_of(seed, "uncorrected", lambda *_: 90.0)]
+    assert differences(beyond, ours, plain, rows + more) == gains  # pairs are of the same images
+
     begin(rows_file(tmp_path, "cifar10"))
     append_rows(rows_file(tmp_path, "cifar10"), rows)
     (line,) = (line for line in report(tmp_path).splitlines() if f"| `{ours.method.name}` | 49" in line)

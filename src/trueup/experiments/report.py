@@ -186,6 +186,7 @@ def _paired(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
             [
                 column.norm,
                 str(average.models),
+                str(average.images),
                 f"`{column.method.name}`",
                 _number(ours["clean", column.label].cell),
                 _gap(gains[plain.label].get("clean")),
@@ -199,8 +200,8 @@ def _paired(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
     if not body:
         return ["Not measured yet.", ""]
     against = ("over uncorrected", "over the paper's", "over the best mixing")
-    head = ["norm", "models", "method", "clean", "gain on clean", "severity 5", "average", *against]
-    return [*_markdown(head, body), "", _made_of(experiment.columns, rows), ""]
+    head = ["norm", "models", "images", "method", "clean", "gain on clean", "severity 5", "average", *against]
+    return [*_markdown(head, body), ""]
 
 
 def _like(experiment: Experiment, column: Column, number: int) -> Column:

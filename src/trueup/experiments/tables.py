@@ -37,7 +37,7 @@ def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], 
     """
     table: dict[tuple[str, str], Measured] = {}
     for column in experiment.columns:
-        mine = matching(column, rows)
+        mine = _used(experiment, column, rows)
         accuracies = _by_seed(column, mine)
         for label, weights in _groups(experiment).items():
             if values := _complete(accuracies, weights):
@@ -50,7 +50,7 @@ def differences(
     experiment: Experiment, column: Column, base: Column, rows: Sequence[Row]
 ) -> dict[str, tuple[float, float | None]]:
     """How much more a column has than `base`, by row of the table: the mean over models that both have, and spread."""
-    found = [_by_seed(c, matching(c, rows)) for c in (column, base)]
+    found = [_by_seed(c, _used(experiment, c, rows)) for c in (column, base)]
     both = [{seed: mine[seed] for seed in found[0] if seed in found[1]} for mine in found]
     table = {}
     for label, weights in _groups(experiment).items():
@@ -97,8 +97,18 @@ def _by_seed(column: Column, rows: Sequence[Row]) -> dict[int, dict[tuple[str, i
     return found
 
 
-def matching(column: Column, rows: Sequence[Row]) -> list[Row]:
-    """The rows of a column: those on the most images, where there are several."""
+def _used(experiment: Experiment, column: Column, rows: Sequence[Row]) -> list[Row]:
+    """The rows of a column; in a table of pairs, those on as many images as all methods of the model have seen."""
+    if experiment.rows != "paired":
+        return matching(column, rows)
+    beside = [matching(c, rows, all_sizes=True) for c in experiment.columns if c.norm == column.norm]
+    sizes = [{row.images for row in found} for found in beside if found]
+    common = max(set.intersection(*sizes), default=0) if sizes else 0
+    return [row for row in matching(column, rows, all_sizes=True) if row.images == common]
+
+
+def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) -> list[Row]:
+    """The rows of a column: those on the most images, where there are several, unless `all_sizes` are wanted."""
     model = source(column.set, column.norm).model
     stream = "any" if column.method.needs.stateless else column.stream or "corruption"
     mine = [
@@ -111,7 +121,7 @@ def matching(column: Column, rows: Sequence[Row]) -> list[Row]:
         and (column.images is None or row.images <= column.images)
     ]
     most = max((row.images for row in mine), default=0)
-    return [row for row in mine if row.images == most]
+    return [row for row in mine if all_sizes or row.images == most]
 
 
 def _complete(
