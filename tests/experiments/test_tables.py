@@ -173,3 +173,16 @@ def test_what_is_missing_says_how_to_get_it(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "resnet20-bn-cifar10.safetensors").touch()
     assert [source.norm for source in lacking(experiment("figure6"), tmp_path)] == []
+
+
+def test_gains_are_drawn_for_the_models_that_have_any(tmp_path):
+    from trueup.figures.gains import draw_gains
+
+    beyond = experiment("beyond-cifar10")
+    plain, papers, *_ = (column for column in beyond.columns if column.norm == "gn")
+    rows = [replace(row, model="resnet20-gn-cifar10") for row in rows_of(0, plain.method.name, lambda *_: 40.0)]
+    assert draw_gains(beyond, rows, tmp_path / "none.png") is None
+    rows += [replace(row, model="resnet20-gn-cifar10") for row in rows_of(0, papers.method.name, lambda *_: 42.0)]
+    written = draw_gains(beyond, rows, tmp_path / "gains.png")
+    assert written.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["gains.png"]

@@ -3,7 +3,7 @@
 from trueup.experiments.paper import Cell, paper
 from trueup.experiments.run import lacking, rows_file, run
 from trueup.experiments.specs import EXPERIMENTS, Column, Experiment, experiment
-from trueup.experiments.tables import Measured, cells
+from trueup.experiments.tables import Measured, cells, differences
 
 __all__ = [
     "EXPERIMENTS",
@@ -12,6 +12,7 @@ __all__ = [
     "Experiment",
     "Measured",
     "cells",
+    "differences",
     "experiment",
     "lacking",
     "paper",

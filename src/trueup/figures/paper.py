@@ -19,6 +19,7 @@ from trueup.experiments.sources import source
 from trueup.experiments.specs import PAPERS
 from trueup.figures.activations import draw_before_and_after, draw_dissimilar, draw_maps, draw_stationarity
 from trueup.figures.curves import draw_iterations, draw_severities
+from trueup.figures.gains import draw_gains
 
 SAMPLE = 1  # the test image of Figures 1 and 2
 ENOUGH = 5000  # images, for pictures of means and distributions
@@ -37,9 +38,13 @@ def draw(experiment: Experiment, results: Path, *, root: Path | None = None, ima
             if (found := source(experiment.set, norm).find(results, root)).is_file()
         ]
         return _PICTURES[experiment.name](subjects, path, root, images or ENOUGH) if subjects else []
-    if experiment.rows not in ("severity", "curve"):
+    if experiment.rows not in ("severity", "curve", "paired"):
         return []
-    ours = cells(experiment, read_rows(rows_file(results, experiment.set)))
+    rows = read_rows(rows_file(results, experiment.set))
+    if experiment.rows == "paired":
+        drawn = draw_gains(experiment, rows, path)
+        return [] if drawn is None else [drawn]
+    ours = cells(experiment, rows)
     if not ours:
         return []
     return [(draw_severities if experiment.rows == "severity" else draw_iterations)(experiment, ours, path)]
