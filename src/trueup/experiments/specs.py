@@ -35,7 +35,7 @@ ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
 RULES = (Realign(), Realign(budget=0.02), Realign(probe=False))
 """The settings of our own rule that are reported."""
 
-FEW = 500
+FEW = 100
 """Images a set where a method has to see them one at a time."""
 
 
