@@ -76,23 +76,22 @@ def test_our_rule_is_judged_on_the_fifteen_corruptions_that_it_was_not_chosen_on
     assert cells(experiment("rivals"), rows)["average", "bn, uncorrected"].value == pytest.approx(15 * 40 / 19)
 
 
-def test_gains_are_paired_over_the_models_that_both_columns_have(tmp_path):
+def test_gains_are_paired_over_the_models_and_images_that_all_methods_have(tmp_path):
     beyond = experiment("beyond-cifar10")
     plain, papers, *_, ours = (column for column in beyond.columns if column.norm == "bn")
     rows = [row for seed in range(3) for row in rows_of(seed, plain.method.name, lambda *_, s=seed: 40.0 + 10 * s)]
+    rows += [row for seed in range(2) for row in rows_of(seed, papers.method.name, lambda *_, s=seed: 42.0 + 12 * s)]
     rows += [row for seed in range(2) for row in rows_of(seed, ours.method.name, lambda *_, s=seed: 43.0 + 12 * s)]
-    rows += rows_of(0, papers.method.name, lambda *_: 42.0)
     gains = differences(beyond, ours, plain, rows)
     assert gains["average"] == (pytest.approx(4), pytest.approx(2**0.5))  # of 3 and 5: the third model has no row
-    assert differences(beyond, ours, papers, rows)["clean"] == (pytest.approx(1), None)
-
+    assert differences(beyond, ours, papers, rows)["clean"] == (pytest.approx(1), 0)
     more = [replace(row, images=1000) for seed in range(3) for row in rows_of(seed, "uncorrected", lambda *_: 90.0)]
     assert differences(beyond, ours, plain, rows + more) == gains  # pairs are of the same images
 
     begin(rows_file(tmp_path, "cifar10"))
     append_rows(rows_file(tmp_path, "cifar10"), rows)
     (line,) = (line for line in report(tmp_path).splitlines() if f"| `{ours.method.name}` | 49" in line)
-    assert line.endswith("| +4.00 ± 1.41 | +1.00 | - |")
+    assert line.endswith("| +4.00 ± 1.41 | +1.00 ± 0.00 | - |")
 
 
 def test_a_cell_that_is_not_complete_is_not_there():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -35,8 +36,8 @@ def report(results: Path, root: Path | None = None) -> str:
 
 
 def _section(experiment: Experiment, rows: Sequence[Row], results: Path, root: Path | None) -> str:
-    words = experiment.name
-    title = f"{words[:-1].capitalize()} {words[-1]}" if words[-1].isdigit() else words.partition("-")[0].capitalize()
+    word, _, number = re.fullmatch(r"([a-z]+)(-\w+|(\d*))", experiment.name).groups()  # type: ignore[union-attr]
+    title = " ".join(part for part in (word.capitalize(), number) if part)
     lines = [f"## {title}: {experiment.title}", ""]
     if experiment.note:
         lines += [experiment.note, ""]

@@ -42,7 +42,8 @@ def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], 
         for label, weights in _groups(experiment).items():
             if values := _complete(accuracies, weights):
                 spread = stdev(values) if len(values) > 1 else None
-                table[label, column.label] = Measured(fmean(values), spread, len(values), mine[0].images)
+                images = min(row.images for row in mine)
+                table[label, column.label] = Measured(fmean(values), spread, len(values), images)
     return table
 
 
@@ -98,13 +99,21 @@ def _by_seed(column: Column, rows: Sequence[Row]) -> dict[int, dict[tuple[str, i
 
 
 def _used(experiment: Experiment, column: Column, rows: Sequence[Row]) -> list[Row]:
-    """The rows of a column; in a table of pairs, those on as many images as all methods of the model have seen."""
+    """The rows of a column; in a table of pairs, of each test set those of models and images that all methods have."""
     if experiment.rows != "paired":
         return matching(column, rows)
-    beside = [matching(c, rows, all_sizes=True) for c in experiment.columns if c.norm == column.norm]
-    sizes = [{row.images for row in found} for found in beside if found]
-    common = max(set.intersection(*sizes), default=0) if sizes else 0
-    return [row for row in matching(column, rows, all_sizes=True) if row.images == common]
+    common: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    for other in (c for c in experiment.columns if c.norm == column.norm):
+        seen: dict[tuple[str, int], set[tuple[int, int]]] = {}
+        for row in matching(other, rows, all_sizes=True):
+            seen.setdefault((row.corruption, row.severity), set()).add((row.images, row.seed))
+        common |= {case: common.get(case, found) & found for case, found in seen.items()}
+    most = {case: max((images for images, _ in pairs), default=0) for case, pairs in common.items()}
+    return [
+        row
+        for row in matching(column, rows, all_sizes=True)
+        if row.images == most[case := (row.corruption, row.severity)] and (row.images, row.seed) in common[case]
+    ]
 
 
 def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) -> list[Row]:
