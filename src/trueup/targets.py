@@ -131,7 +131,7 @@ class ChannelTarget:
         """What is usual `(4, 2, channels)`, or `(4, 3, channels)` with bands: see `trueup.channels`. float64."""
         rows = self._rows(bands=rule.bands)
         floor = self._floor(rows)
-        return channels.reference_of(self._statistics(rows, floor), floor, budget=rule.strength)
+        return channels.reference_of(self._statistics(rows, floor), floor, strength=rule.strength)
 
     def evidence(self, a: Tensor) -> Tensor:
         """The mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""

@@ -45,7 +45,7 @@ def laid_out(x: Tensor, last: bool) -> Tensor:
 def reference(clean: Tensor, *, bands: bool) -> Tensor:
     moments = channels.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
     floor = (1e-3 * moments.mean(dim=0).abs()).clamp(min=1e-24)
-    return channels.reference_of(channels.statistics(moments, floor), floor, budget=0.05)
+    return channels.reference_of(channels.statistics(moments, floor), floor, strength=0.05)
 
 
 def parts_of(x: Tensor, bands: bool) -> tuple[Tensor, list[Tensor]]:
