@@ -96,7 +96,9 @@ def test_rounding_does_not_decide_how_far_an_image_is_opened(images):
     for share in (1 - 1e-9, 1 + 1e-9):
         near = fitted.p_values(x * share)
         torch.testing.assert_close(near, fitted.p_values(x), rtol=1e-4, atol=0)
-        torch.testing.assert_close(gate.openness(near, 0.02), gate.openness(fitted.p_values(x), 0.02), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            gate.openness(near, 0.02), gate.openness(fitted.p_values(x), 0.02), rtol=0, atol=1e-4
+        )
 
 
 def test_scores_of_clean_images_are_normal():
