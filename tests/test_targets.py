@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import json
 import operator
 import weakref
@@ -145,7 +146,7 @@ def test_any_batches_and_shards_of_any_images_give_the_same_targets(data, select
             operator.add, (trueup.calibrate(model, [pool[n][None]], select=select) for n in sorted(drawn))
         )
         ends = [0, *shards, len(drawn)]
-        parts = [drawn[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True) if a < b]
+        parts = [drawn[a:b] for a, b in itertools.pairwise(ends) if a < b]
         found = functools.reduce(operator.add, (trueup.calibrate(model, batches(p), select=select) for p in parts))
     assert found.images == len(drawn)
     assert found.sampled.equal(wanted.sampled)
@@ -301,15 +302,15 @@ def test_memory_does_not_depend_on_the_number_of_images():
 
 def test_every_order_statistic_is_kept_without_those_of_every_image_at_every_site(monkeypatch):
     """At full resolution, what a batch leaves at a site until all are added up does not grow with the batch."""
-    left = []
-    add = Tally.add
-    monkeypatch.setattr(
-        Tally, "add", lambda self, measured, keys: (left.append(measured), add(self, measured, keys)) and None
-    )
-    model = make("vgg")
-    targets = trueup.calibrate(model, [images(32)], resolution=None)
-    for name, site in targets.items():
-        assert left[0][name].values.numel() == 2 * len(site.total)
+    left, add = {}, Tally.add
+
+    def watched(self, measured, keys):
+        left.update(measured)
+        add(self, measured, keys)
+
+    monkeypatch.setattr(Tally, "add", watched)
+    for name, site in trueup.calibrate(make("vgg"), [images(32)], resolution=None).items():
+        assert left[name].values.numel() == 2 * len(site.total)
 
 
 def test_one_batch_is_held_at_a_time():
