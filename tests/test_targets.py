@@ -288,6 +288,18 @@ def test_a_few_images_make_a_gate_that_is_as_honest_as_it_can_be(count):
     assert out.equal(model(images(4, seed=5) * 9)) == (count < 10)  # p is 1/6 at least: under 0.4
 
 
+def test_images_seen_twice_are_not_held_out_from_a_gate_fitted_to_them():
+    model, fresh = make("mobilenet"), images(100, seed=7)
+    once, twice = (trueup.calibrate(model, [images(100)] * times) for times in (1, 2))
+    for targets in (once, twice, once + once):
+        unusual = trueup.measure(model, targets, fresh).image
+        assert (unusual > 0.9).float().mean() < 0.2  # of clean images that were not seen
+    assert len(once.fitted_gate.held) == 50
+    assert len(twice.fitted_gate.held) == 100
+    same = trueup.calibrate(model, [images(1)] * 9)  # nothing to tell images apart by
+    assert (trueup.measure(model, same, fresh).image == 0).all()
+
+
 def test_memory_does_not_depend_on_the_number_of_images():
     model = make("vgg")
 

@@ -92,13 +92,16 @@ def features(moments: Tensor, floor: Tensor) -> Tensor:
     return torch.cat([mean, log_deviation(2), log_deviation(3), size - log_deviation(3)], dim=1)
 
 
-def fit(clean: Tensor) -> Gate:
+def fit(clean: Tensor, names: Tensor | None = None) -> Gate:
     """The gate of clean images' features `(images, d)`, in an order that has nothing to do with what they are like.
 
     Images of even rank fit it, the others are held out. A feature that is the same in all of the first says nothing.
+    Where images have `names` `(images,)`, ascending, those of one name have one rank: an image that was seen twice
+    must not be held out from a fit to itself.
     """
     clean = clean.double()
-    known, held = clean[::2], clean[1::2]
+    rank = torch.arange(len(clean)) if names is None else torch.unique_consecutive(names, return_inverse=True)[1]
+    known, held = (clean[rank.to(clean.device) % 2 == side] for side in (0, 1))
     n = len(known)
     top = torch.special.ndtri(torch.tensor(1 - 0.5 / max(n, 2), dtype=torch.float64, device=clean.device))
     levels = torch.linspace(-1, 1, KNOTS, dtype=torch.float64, device=clean.device) * top

@@ -241,7 +241,8 @@ class Targets(Mapping[str, SiteTarget]):
     @functools.cached_property
     def fitted_gate(self) -> Gate:
         """What tells unusual images, by the features of the norms in `gate`, in their order: see `trueup.gate`."""
-        return fit(torch.cat([site.clean_features() for site in self.gate.values()], dim=1))
+        clean = torch.cat([site.clean_features() for site in self.gate.values()], dim=1)
+        return fit(clean, self.sampled[: len(clean)])
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model that these targets were not calibrated on, naming what differs."""
