@@ -300,6 +300,19 @@ def test_images_seen_twice_are_not_held_out_from_a_gate_fitted_to_them():
     assert (trueup.measure(model, same, fresh).image == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_calibrating_under_autocast_and_adding_up_is_calibrating_in_half(dtype):
+    """What is kept of single images in float16 cannot be put together under autocast to bfloat16."""
+    model, x = make("mobilenet"), images(24)
+    wanted = trueup.calibrate(model, [x])
+    with torch.autocast("cpu", dtype):
+        found = trueup.calibrate(model, x[:16].split(8)) + trueup.calibrate(model, [x[16:]])
+    assert found.sampled.equal(wanted.sampled)
+    for name, site in wanted.channels.items():
+        assert found.channels[name].sample.dtype == torch.float16
+        torch.testing.assert_close(found.channels[name].total, site.total, rtol=0.05, atol=0.5)
+
+
 def test_memory_does_not_depend_on_the_number_of_images():
     model = make("vgg")
 

@@ -105,10 +105,12 @@ class Tally:
         if not (self._sites.fits(sites) and self._gate.fits(gate)):
             self._done = self.targets()
             self._begin()
-        batches = [sums.add(some, self._add_up) for sums, some in ((self._sites, sites), (self._gate, gate))]
-        named, order = keys().sort(stable=True)
-        for sums, batch in zip((self._sites, self._gate), batches, strict=True):
-            sums.keep(named, order, batch)
+        device = next((m.values.device.type for m in sites.values()), "cpu")
+        with torch.autocast(device, enabled=False):  # which would not put together what is kept in float16
+            batches = [sums.add(some, self._add_up) for sums, some in ((self._sites, sites), (self._gate, gate))]
+            named, order = keys().sort(stable=True)
+            for sums, batch in zip((self._sites, self._gate), batches, strict=True):
+                sums.keep(named, order, batch)
 
     def targets(self) -> Targets | None:
         """The targets of all images so far, on the CPU; None if there were none."""

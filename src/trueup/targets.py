@@ -321,7 +321,9 @@ class _Kept(NamedTuple):
         """Their rows, of which `a` and `b` may have only the first; no copy where `b` has none, as is soon the rule."""
         if not len(b):
             return a
-        return torch.cat([a, b])[torch.where(self.order < self.first, self.order, self.order - self.first + len(a))]
+        with torch.autocast("cpu", enabled=False):  # which would not put float16 together
+            both = torch.cat([a, b])
+        return both[torch.where(self.order < self.first, self.order, self.order - self.first + len(a))]
 
 
 def _merge(name: str, a: SiteTarget, b: SiteTarget, kept: _Kept) -> SiteTarget:
