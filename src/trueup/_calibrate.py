@@ -65,6 +65,11 @@ def calibrate(
         tally.add(probe(images, tally.look), keys)
     if (targets := _sum(shard for shard in _of_all_ranks(tally.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
+    if not (targets.sites or targets.channels):
+        raise ValueError(
+            f"calibrate: at {', '.join(probe.selected)} the first dimension is not the batch, so that images cannot be "
+            "told apart there; `select` other sites"
+        )
     groups = (targets.sites, targets.channels, targets.gate)
     for name, total in ((name, site.total) for sites in groups for name, site in sites.items()):
         if not torch.isfinite(total).all():
