@@ -60,6 +60,34 @@ def test_activations_that_overflow_in_calibration_are_named():
         trueup.calibrate(model, [images(2) * 1e10])
 
 
+def test_norms_whose_first_dimension_is_not_the_batch_are_no_targets():
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x):
+            return self.norm(x.transpose(0, 1)).transpose(0, 1)
+
+    with pytest.raises(ValueError, match=r"at norm the first dimension is not the batch.*`select` other sites"):
+        trueup.calibrate(First(), [torch.randn(5, 7, 4)])
+
+
+def test_norms_that_only_the_gate_reads_must_not_overflow_either():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.early, self.late, self.last = (nn.InstanceNorm2d(3, affine=True) for _ in range(3))
+            nn.init.constant_(self.early.weight, 1e30)
+
+        def forward(self, x):
+            return self.last(self.early(x).clamp(-1, 1) + self.late(x)).relu()
+
+    model, late = Branches(), lambda site: site.name != "early"
+    with pytest.raises(ValueError, match="site 'early' overflow"):
+        trueup.calibrate(model, [images(4)], select=late)
+
+
 def test_a_site_whose_first_dimension_is_not_the_batch_is_named():
     class Windows(nn.Module):
         def forward(self, x):

@@ -53,11 +53,11 @@ def realign_by_hand(a, reference, bands, openness=None):
     return out
 
 
-def reference(clean: Tensor, *, bands: bool, budget: float = 0.02) -> Tensor:
+def reference(clean: Tensor, *, bands: bool, strength: float = 0.02) -> Tensor:
     rows = [0, 2, 3] if bands else [0, 1]
     moments = channels.moments(clean, bands=bands)[:, rows].double()
     floor = (1e-3 * moments.mean(dim=0)).clamp(min=1e-24)
-    return channels.reference_of(channels.statistics(moments, floor), floor, budget=budget)
+    return channels.reference_of(channels.statistics(moments, floor), floor, strength=strength)
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_realigning_is_the_definition(shape, bands):
 
 
 @given(
-    budget=st.floats(0.001, 0.9),
+    strength=st.floats(0.001, 0.9),
     heavy=st.floats(1.0, 3.0),
     images=st.integers(20, 200),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=30, deadline=None)
-def test_the_strength_spends_the_budget(budget, heavy, images, seed):
+def test_kappa_takes_away_the_share_of_variance_that_was_asked_for(strength, heavy, images, seed):
     z = maps(images, 2, 3, seed=seed).double()
     z2 = z.sign().mul(z.abs() ** heavy).square()
-    kappa = channels.strength(z2, budget)
+    kappa = channels.kappa_of(z2, strength)
     lost = (channels.weight(z2, kappa) ** 2 * z2).mean(dim=0) / z2.mean(dim=0)
-    torch.testing.assert_close(lost, torch.full_like(lost, budget), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(lost, torch.full_like(lost, strength), rtol=1e-4, atol=1e-6)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1e-3, 1e4))
@@ -158,7 +158,7 @@ def test_no_statistic_moves_away_from_its_centre_or_past_it(scale, shift, bands,
 
 def test_full_strength_lands_on_the_centre():
     clean = maps(60, 4, 9, 9).double()
-    usual = reference(clean, bands=False, budget=1)
+    usual = reference(clean, bands=False, strength=1)
     usual[3] = 1e-24  # the floor is felt as well
     landed = channels.moments(channels.realign(maps(5, 4, 9, 9, seed=3).double() * 7 - 2, usual))
     found = channels.statistics(landed, usual[3])

@@ -80,8 +80,25 @@ def test_a_gate_is_the_definition(images, d, heavy):
     np.testing.assert_allclose(fitted.scores(x), wanted, rtol=1e-8)
     held = scores_by_hand(clean[::2].numpy(), clean[1::2].numpy())
     np.testing.assert_allclose(fitted.held, np.sort(held), rtol=1e-8)
-    p = [(1 + (held >= score).sum()) / (len(held) + 1) for score in wanted]
-    np.testing.assert_allclose(fitted.p_values(x), p)
+    held, n = np.sort(held), len(held)
+    p = np.interp(wanted, [*held, 2 * held[-1]], np.arange(n + 1, 0, -1) / (n + 1))
+    np.testing.assert_allclose(fitted.p_values(x), p, rtol=1e-6)
+    steps = np.array([(1 + (held >= score).sum()) / (n + 1) for score in wanted])
+    assert (p >= steps).all()
+    assert (p <= steps + 1 / (n + 1)).all()
+
+
+@pytest.mark.parametrize("images", [4, 24, 400])
+def test_rounding_does_not_decide_how_far_an_image_is_opened(images):
+    """An image as far away as one that is held out, to the last bit and a little farther."""
+    fitted = gate.fit(draws(images, 3))
+    x = draws(images, 3)[1::2]
+    for share in (1 - 1e-9, 1 + 1e-9):
+        near = fitted.p_values(x * share)
+        torch.testing.assert_close(near, fitted.p_values(x), rtol=1e-4, atol=0)
+        torch.testing.assert_close(
+            gate.openness(near, 0.02), gate.openness(fitted.p_values(x), 0.02), rtol=0, atol=1e-4
+        )
 
 
 def test_scores_of_clean_images_are_normal():

@@ -278,6 +278,22 @@ class TestPlainPyTorch:
             for size in range(24, 44, 2):
                 torch.testing.assert_close(compiled(images(2, size)), robust(images(2, size)), atol=atol, rtol=1e-4)
 
+    @every
+    def test_another_batch_size_compiles_no_more_often_than_the_models(self, rule):
+        def graphs(module):
+            compiled = []
+            torch._dynamo.reset()
+            network = torch.compile(
+                module, fullgraph=True, backend=lambda graph, _: compiled.append(1) or graph.forward
+            )
+            with torch.inference_mode():
+                for count in (8, 5, 3, 17, 2, 1, 7):
+                    network(dark(count))
+            return len(compiled)
+
+        model, robust = corrected("resnet", rule)
+        assert graphs(robust) == graphs(model)
+
     @rules
     @pytest.mark.parametrize("strict", [False, True])
     def test_exported_with_a_free_image_size(self, strict, rule, atol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import json
 import operator
 import weakref
@@ -21,6 +22,7 @@ from architectures import images, make
 from trueup import functional as F
 from trueup import targets as targets_module
 from trueup.fingerprint import Fingerprint
+from trueup.tally import Tally
 
 
 def first_site(model, x):
@@ -110,6 +112,54 @@ def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
         torch.testing.assert_close(merged.channels[name].total, site.total, atol=1e-12, rtol=1e-12)
         assert merged.channels[name].sample.equal(site.sample)
         torch.testing.assert_close(merged.channels[name].reference(rule), site.reference(rule), rtol=1e-9, atol=1e-12)
+
+
+def _late_norms(site):
+    return site.name.startswith("blocks.1") and site.kind == "norm"
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), select=st.sampled_from([None, _late_norms, lambda site: site.kind == "activation"]))
+def test_any_batches_and_shards_of_any_images_give_the_same_targets(data, select):
+    """Images of two sizes, some of them the same, in an order, in batches and in shards."""
+    pool = [*images(6).double(), *images(3, 14, seed=1).double()]  # maps of the latter have no bands
+    drawn = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=14))
+    shards = data.draw(st.lists(st.integers(0, len(drawn)), max_size=2).map(sorted))
+    model = make("mobilenet").double()
+
+    def batches(numbers):
+        """Runs of images of one size, cut anywhere, some of them empty."""
+        while numbers:
+            size = pool[numbers[0]].shape
+            run = next((k for k, n in enumerate(numbers) if pool[n].shape != size), len(numbers))
+            if data.draw(st.booleans()):
+                yield torch.zeros(0, *size).double()
+            count = data.draw(st.integers(1, run))
+            yield torch.stack([pool[n] for n in numbers[:count]])
+            numbers = numbers[count:]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in (("SAMPLE", 3), ("GATE_SAMPLE", 5)):
+            patch.setattr(targets_module, name, count)
+            patch.setattr(f"trueup.tally.{name}", count)
+        wanted = functools.reduce(
+            operator.add, (trueup.calibrate(model, [pool[n][None]], select=select) for n in sorted(drawn))
+        )
+        ends = [0, *shards, len(drawn)]
+        parts = [drawn[a:b] for a, b in itertools.pairwise(ends) if a < b]
+        found = functools.reduce(operator.add, (trueup.calibrate(model, batches(p), select=select) for p in parts))
+    assert found.images == len(drawn)
+    assert found.sampled.equal(wanted.sampled)
+    assert len(found.sampled) == min(len(drawn), 5 if found.gate else 3)
+    for group, most in (("sites", 3), ("channels", 3), ("gate", 5)):
+        mine, theirs = getattr(found, group), getattr(wanted, group)
+        assert list(mine) == list(theirs)
+        for name, site in theirs.items():
+            assert mine[name].images == len(drawn)
+            torch.testing.assert_close(mine[name].total, site.total, atol=1e-9, rtol=1e-9)
+            # A float16 may round the other way.
+            torch.testing.assert_close(mine[name].sample, site.sample, atol=1e-6, rtol=2e-3)
+            assert len(site.sample) == min(len(drawn), most)
 
 
 @pytest.mark.parametrize("method", ["sort", "auto"])
@@ -238,6 +288,31 @@ def test_a_few_images_make_a_gate_that_is_as_honest_as_it_can_be(count):
     assert out.equal(model(images(4, seed=5) * 9)) == (count < 10)  # p is 1/6 at least: under 0.4
 
 
+def test_images_seen_twice_are_not_held_out_from_a_gate_fitted_to_them():
+    model, fresh = make("mobilenet"), images(100, seed=7)
+    once, twice = (trueup.calibrate(model, [images(100)] * times) for times in (1, 2))
+    for targets in (once, twice, once + once):
+        unusual = trueup.measure(model, targets, fresh).image
+        assert (unusual > 0.9).float().mean() < 0.2  # of clean images that were not seen
+    assert len(once.fitted_gate.held) == 50
+    assert len(twice.fitted_gate.held) == 100
+    same = trueup.calibrate(model, [images(1)] * 9)  # nothing to tell images apart by
+    assert (trueup.measure(model, same, fresh).image == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_calibrating_under_autocast_and_adding_up_is_calibrating_in_half(dtype):
+    """What is kept of single images in float16 cannot be put together under autocast to bfloat16."""
+    model, x = make("mobilenet"), images(24)
+    wanted = trueup.calibrate(model, [x])
+    with torch.autocast("cpu", dtype):
+        found = trueup.calibrate(model, x[:16].split(8)) + trueup.calibrate(model, [x[16:]])
+    assert found.sampled.equal(wanted.sampled)
+    for name, site in wanted.channels.items():
+        assert found.channels[name].sample.dtype == torch.float16
+        torch.testing.assert_close(found.channels[name].total, site.total, rtol=0.05, atol=0.5)
+
+
 def test_memory_does_not_depend_on_the_number_of_images():
     model = make("vgg")
 
@@ -248,6 +323,19 @@ def test_memory_does_not_depend_on_the_number_of_images():
     many = trueup.calibrate(model, [images(8)] * 140)
     assert many.images == 2 * few.images == 1120
     assert numbers(many) == numbers(few)
+
+
+def test_every_order_statistic_is_kept_without_those_of_every_image_at_every_site(monkeypatch):
+    """At full resolution, what a batch leaves at a site until all are added up does not grow with the batch."""
+    left, add = {}, Tally.add
+
+    def watched(self, measured, keys):
+        left.update(measured)
+        add(self, measured, keys)
+
+    monkeypatch.setattr(Tally, "add", watched)
+    for name, site in trueup.calibrate(make("vgg"), [images(32)], resolution=None).items():
+        assert left[name].values.numel() == 2 * len(site.total)
 
 
 def test_one_batch_is_held_at_a_time():

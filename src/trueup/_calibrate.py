@@ -65,8 +65,13 @@ def calibrate(
         tally.add(probe(images, tally.look), keys)
     if (targets := _sum(shard for shard in _of_all_ranks(tally.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
-    totals = {name: site.total for sites in (targets.sites, targets.channels) for name, site in sites.items()}
-    for name, total in totals.items():
+    if not (targets.sites or targets.channels):
+        raise ValueError(
+            f"calibrate: at {', '.join(probe.selected)} the first dimension is not the batch, so that images cannot be "
+            "told apart there; `select` other sites"
+        )
+    groups = (targets.sites, targets.channels, targets.gate)
+    for name, total in ((name, site.total) for sites in groups for name, site in sites.items()):
         if not torch.isfinite(total).all():
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
     return targets

@@ -8,7 +8,7 @@ spread of each statistic over clean images, the evidence κ at which it goes hal
 
 >>> clean = torch.randn(200, 3, 8, 8)
 >>> floor = torch.full((2, 3), 1e-3)
->>> usual = reference_of(statistics(moments(clean), floor), floor, budget=0.01)
+>>> usual = reference_of(statistics(moments(clean), floor), floor, strength=0.01)
 >>> bool((realign(clean[:1] + 5, usual) - clean[:1]).abs().max() < 0.5)
 True
 """
@@ -23,13 +23,13 @@ __all__ = [
     "centre_and_spread",
     "coefficients",
     "evidence",
+    "kappa_of",
     "local_mean",
     "moments",
     "realign",
     "reference_of",
     "shifts",
     "statistics",
-    "strength",
     "weight",
 ]
 
@@ -78,14 +78,14 @@ def weight(z2: Tensor, kappa: Tensor, openness: Tensor | None = None) -> Tensor:
     return z2 / (z2 + kappa)
 
 
-def strength(z2: Tensor, budget: float) -> Tensor:
-    """The κ at which the correction takes away the share `budget` of the variance of clean images.
+def kappa_of(z2: Tensor, strength: float) -> Tensor:
+    """The κ at which the correction takes away the share `strength` of the variance of clean images.
 
     `z2` is the evidence of clean images `(images, ...)`; the result has the shape of one. A statistic that goes the
     share w of its way loses w² of its square distance, so that the share lost is the mean of w² z² over that of z².
 
     >>> z2 = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).square()
-    >>> w = weight(z2, strength(z2, 0.02))
+    >>> w = weight(z2, kappa_of(z2, 0.02))
     >>> print(f"{float((w.square() * z2).mean() / z2.mean()):.3f}")
     0.020
     """
@@ -94,14 +94,14 @@ def strength(z2: Tensor, budget: float) -> Tensor:
     for _ in range(28):
         middle = (low + high) / 2
         lost = (weight(z2, middle.exp()).square() * z2).mean(dim=0) / total
-        low, high = torch.where(lost > budget, middle, low), torch.where(lost > budget, high, middle)
+        low, high = torch.where(lost > strength, middle, low), torch.where(lost > strength, high, middle)
     return high.exp()
 
 
-def reference_of(clean: Tensor, floor: Tensor, *, budget: float) -> Tensor:
+def reference_of(clean: Tensor, floor: Tensor, *, strength: float) -> Tensor:
     """The reference `(4, k, channels)` from the `statistics` of clean images `(images, k, channels)`."""
     usual = centre_and_spread(clean)
-    return torch.cat([usual, torch.stack([strength(evidence(clean, usual), budget), floor.to(clean)])])
+    return torch.cat([usual, torch.stack([kappa_of(evidence(clean, usual), strength), floor.to(clean)])])
 
 
 def centre_and_spread(clean: Tensor) -> Tensor:

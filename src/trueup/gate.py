@@ -3,8 +3,8 @@
 Pure functions on tensors, in float64. What an image's channels look like at a few norms are its *features*
 `(images, d)`. A `Gate` is fitted to those of clean images: each feature becomes a normal score by its own quantiles,
 and the scores together one squared distance, in which features that say the same count once. The fit is made on every
-second image. The others stand for all clean images to come: the share of them that is as far away is an image's
-p-value, and of new clean images no more than a share α has one of α or less.
+second image. The others stand for all clean images to come: the share of them that is as far away, made continuous, is
+an image's p-value, and of new clean images no more than a share α has one of α or less.
 
 >>> clean = torch.randn(400, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 >>> gate = fit(clean)
@@ -47,11 +47,18 @@ class Gate(NamedTuple):
     def p_values(self, features: Tensor) -> Tensor:
         """The share of clean images, and the image itself, that are as far away `(images,)`; 0 for what is not finite.
 
-        The smallest for a finite image is 1 / (n + 1).
+        It falls in a straight line from one held-out image's score to the next, and never below the share itself, which
+        falls in steps: rounding, which may differ from batch to batch, would then decide between two steps. The
+        smallest for a finite image is 1 / (n + 1), from twice the largest score on.
         """
-        found = self.scores(features)
-        lower = torch.searchsorted(self.held, found)
-        p = (len(self.held) - lower + 1).double() / (len(self.held) + 1)
+        found, n = self.scores(features), len(self.held)
+        p = torch.ones_like(found)
+        if n:
+            scores = torch.cat([self.held, 2 * self.held[-1:]])
+            i = torch.searchsorted(scores, found).clamp(1, n)
+            below, above = scores[i - 1], scores[i]
+            share = torch.where(above > below, (found - below) / (above - below), (found > below).double())
+            p = (n + 2 - i - share.clamp(0, 1)) / (n + 1)
         return torch.where(found.isfinite(), p, 0.0)
 
 
@@ -85,13 +92,16 @@ def features(moments: Tensor, floor: Tensor) -> Tensor:
     return torch.cat([mean, log_deviation(2), log_deviation(3), size - log_deviation(3)], dim=1)
 
 
-def fit(clean: Tensor) -> Gate:
+def fit(clean: Tensor, names: Tensor | None = None) -> Gate:
     """The gate of clean images' features `(images, d)`, in an order that has nothing to do with what they are like.
 
     Images of even rank fit it, the others are held out. A feature that is the same in all of the first says nothing.
+    Where images have `names` `(images,)`, ascending, those of one name have one rank: an image that was seen twice
+    must not be held out from a fit to itself.
     """
     clean = clean.double()
-    known, held = clean[::2], clean[1::2]
+    rank = torch.arange(len(clean)) if names is None else torch.unique_consecutive(names, return_inverse=True)[1]
+    known, held = (clean[rank.to(clean.device) % 2 == side] for side in (0, 1))
     n = len(known)
     top = torch.special.ndtri(torch.tensor(1 - 0.5 / max(n, 2), dtype=torch.float64, device=clean.device))
     levels = torch.linspace(-1, 1, KNOTS, dtype=torch.float64, device=clean.device) * top

@@ -40,7 +40,7 @@ class Sorted(NamedTuple):
     """One batch after an activation function, exactly."""
 
     shape: tuple[int, ...]
-    values: Tensor  # (batch, m) what is kept
+    values: Tensor  # (2, m) float64: sums over images of what is kept and of its squares; m may be all activations
     missed: Tensor  # (batch,) float64: the Wasserstein distance between an image's activations and what is kept
     sketches: Tensor  # (batch, SKETCH)
 
@@ -105,10 +105,12 @@ class Tally:
         if not (self._sites.fits(sites) and self._gate.fits(gate)):
             self._done = self.targets()
             self._begin()
-        batches = [sums.add(some, self._add_up) for sums, some in ((self._sites, sites), (self._gate, gate))]
-        named, order = keys().sort(stable=True)
-        for sums, batch in zip((self._sites, self._gate), batches, strict=True):
-            sums.keep(named, order, batch)
+        device = next((m.values.device.type for m in sites.values()), "cpu")
+        with torch.autocast(device, enabled=False):  # which would not put together what is kept in float16
+            batches = [sums.add(some, self._add_up) for sums, some in ((self._sites, sites), (self._gate, gate))]
+            named, order = keys().sort(stable=True)
+            for sums, batch in zip((self._sites, self._gate), batches, strict=True):
+                sums.keep(named, order, batch)
 
     def targets(self) -> Targets | None:
         """The targets of all images so far, on the CPU; None if there were none."""
@@ -132,15 +134,12 @@ class Tally:
             return _Batch([moments.sum(dim=0, dtype=torch.float64)], moments, deviations)
         if isinstance(measured[0], Binned):
             kept, missed, sketches = self._levels[values[0].device].read(torch.stack(values, dim=1))
+            sums = _sum_and_square(kept)
         else:
             exact = [m for m in measured if isinstance(m, Sorted)]
-            kept, missed, sketches = (
-                torch.cat(values, dim=1),
-                torch.stack([m.missed for m in exact], dim=1),
-                torch.stack([m.sketches for m in exact], dim=1),
-            )
-        kept = kept.double()
-        return _Batch([kept.sum(dim=0), kept.square().sum(dim=0), missed.sum(dim=0)], sketches, Tensor.float)
+            missed, sketches = (torch.stack(parts, dim=1) for parts in zip(*(m[2:] for m in exact), strict=True))
+            sums = torch.cat(values, dim=1)
+        return _Batch([*sums, missed.sum(dim=0)], sketches, Tensor.float)
 
 
 def _for_evidence(measured: Measured) -> Measured:
@@ -261,7 +260,13 @@ def _sort(a: Tensor, levels: Tensor | None) -> Sorted:
         kept = functional.quantile(ordered, levels)
         restored = functional.order_statistics(kept, ordered.shape[1], levels=levels)
         missed = (restored - ordered).abs().mean(dim=1, dtype=torch.float64)
-    return Sorted(tuple(a.shape[1:]), kept, missed, sketch(ordered))
+    return Sorted(tuple(a.shape[1:]), _sum_and_square(kept), missed, sketch(ordered))
+
+
+def _sum_and_square(kept: Tensor) -> Tensor:
+    """Sums over images `(images, m)` of values and of their squares `(2, m)`, float64."""
+    kept = kept.double()
+    return torch.stack([kept.sum(dim=0), kept.square().sum(dim=0)])
 
 
 def _picked(images: Tensor, which: Tensor) -> Tensor:

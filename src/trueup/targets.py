@@ -131,7 +131,7 @@ class ChannelTarget:
         """What is usual `(4, 2, channels)`, or `(4, 3, channels)` with bands: see `trueup.channels`. float64."""
         rows = self._rows(bands=rule.bands)
         floor = self._floor(rows)
-        return channels.reference_of(self._statistics(rows, floor), floor, budget=rule.strength)
+        return channels.reference_of(self._statistics(rows, floor), floor, strength=rule.strength)
 
     def evidence(self, a: Tensor) -> Tensor:
         """The mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""
@@ -241,7 +241,8 @@ class Targets(Mapping[str, SiteTarget]):
     @functools.cached_property
     def fitted_gate(self) -> Gate:
         """What tells unusual images, by the features of the norms in `gate`, in their order: see `trueup.gate`."""
-        return fit(torch.cat([site.clean_features() for site in self.gate.values()], dim=1))
+        clean = torch.cat([site.clean_features() for site in self.gate.values()], dim=1)
+        return fit(clean, self.sampled[: len(clean)])
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model that these targets were not calibrated on, naming what differs."""
@@ -320,7 +321,9 @@ class _Kept(NamedTuple):
         """Their rows, of which `a` and `b` may have only the first; no copy where `b` has none, as is soon the rule."""
         if not len(b):
             return a
-        return torch.cat([a, b])[torch.where(self.order < self.first, self.order, self.order - self.first + len(a))]
+        with torch.autocast("cpu", enabled=False):  # which would not put float16 together
+            both = torch.cat([a, b])
+        return both[torch.where(self.order < self.first, self.order, self.order - self.first + len(a))]
 
 
 def _merge(name: str, a: SiteTarget, b: SiteTarget, kept: _Kept) -> SiteTarget:

@@ -45,7 +45,7 @@ def laid_out(x: Tensor, last: bool) -> Tensor:
 def reference(clean: Tensor, *, bands: bool) -> Tensor:
     moments = channels.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
     floor = (1e-3 * moments.mean(dim=0).abs()).clamp(min=1e-24)
-    return channels.reference_of(channels.statistics(moments, floor), floor, budget=0.05)
+    return channels.reference_of(channels.statistics(moments, floor), floor, strength=0.05)
 
 
 def parts_of(x: Tensor, bands: bool) -> tuple[Tensor, list[Tensor]]:
@@ -215,3 +215,35 @@ def test_triton_does_not_lose_a_map_far_from_zero(device):
     out, reach = wanted(x, usual)
     assert ((triton_maps.realign(x, usual.to(device)).double().cpu() - out).abs() <= reach).all()
     assert (reach < 1).all()
+
+
+def unaligned(x: Tensor) -> Tensor:
+    """The same values, contiguous, where no 16 bytes begin."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+@devices
+def test_triton_takes_what_does_not_begin_at_16_bytes(device):
+    from trueup.kernels import triton_maps
+
+    usual, x = reference(maps(30, 16, 8, 8), bands=True).to(device), 3 * maps(2, 16, 8, 8, seed=1).to(device)
+    gate = torch.tensor([0.5, 1.0], device=device)
+    wanted = triton_maps.realign(x, usual, gate)
+    for odd in ((unaligned(x), usual, gate), (x, unaligned(usual), gate), (x, usual, unaligned(gate))):
+        torch.testing.assert_close(triton_maps.realign(*odd), wanted)
+        assert triton_maps._plan_of(*odd, True, False, None) is not triton_maps._plan_of(
+            x, usual, gate, True, False, None
+        )
+
+
+@pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs Triton")
+@pytest.mark.parametrize("measure", [False, True])
+def test_triton_takes_more_images_than_a_side_of_a_grid(measure):
+    """A grid is 2^31 - 1 long, and 65,535 wide and high."""
+    from trueup.kernels import triton_maps
+
+    shape, device = (100_000, 64, 8, 8), torch.device("cpu" if INTERPRETED else "cuda:0")
+    aligned = (True, True, True)
+    plan = triton_maps._plan(shape, torch.float32, device, True, True, measure, False, torch.float64, aligned, None)
+    assert not plan.split
+    assert max(plan.whole.grid[1:]) <= 65_535

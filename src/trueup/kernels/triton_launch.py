@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Launch:
@@ -28,6 +29,11 @@ class Launch:
                 self.compiled = compiled[self.grid]
         else:
             self.compiled(*arguments, *self.constants)
+
+
+def aligned_of(*tensors: Tensor) -> tuple[bool, ...]:
+    """Which of these begin at a multiple of 16 bytes: for those, Triton compiles code that others must not get."""
+    return tuple(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
 def has_ptx(device: torch.device) -> bool:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueup.kernels.triton_launch import Launch, processors
+from trueup.kernels.triton_launch import Launch, aligned_of, processors
 
 ROWS = 16  # of a segment, at most
 PROGRAMS_PER_PROCESSOR = 2  # below, maps are shared out by segments
@@ -64,8 +64,8 @@ def realign_maps(
     """
     if x.numel() == 0:
         return
-    plan = _plan_of(x, reference.shape[1] == 3, False, openness is not None, reference.dtype, split)
     usual, gate = reference.contiguous(), x if openness is None else openness.float().contiguous()
+    plan = _plan_of(x, usual, gate, reference.shape[1] == 3, False, split)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes)
@@ -79,7 +79,7 @@ def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None) -> Tensor
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
-    plan = _plan_of(x, bands, True, False, x.dtype, split)
+    plan = _plan_of(x, x, x, bands, True, split)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes)
@@ -107,10 +107,10 @@ class _Plan(NamedTuple):
     write_segments: Launch
 
 
-def _plan_of(x: Tensor, bands: bool, measure: bool, gated: bool, usual: torch.dtype, split: bool | None) -> _Plan:
-    aligned = x.data_ptr() % 16 == 0
+def _plan_of(x: Tensor, usual: Tensor, gate: Tensor, bands: bool, measure: bool, split: bool | None) -> _Plan:
     last = not x.is_contiguous()
-    return _plan(tuple(x.shape), x.dtype, x.device, last, bands, measure, gated, usual, aligned, split)
+    aligned = aligned_of(x, usual, gate)
+    return _plan(tuple(x.shape), x.dtype, x.device, last, bands, measure, gate is not x, usual.dtype, aligned, split)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -123,7 +123,7 @@ def _plan(
     measure: bool,
     gated: bool,
     _usual: torch.dtype,
-    _aligned: bool,
+    _aligned: tuple[bool, ...],
     split: bool | None,
 ) -> _Plan:
     """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there."""
@@ -151,7 +151,7 @@ def _plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
         (channels, n, width, rows, segments),
-        Launch(whole, (tiles, batch, 1), (*constants, *rule), **options),
+        Launch(whole, (tiles * batch, 1, 1), (*constants, *rule), **options),
         Launch(_sum_segments, (tiles, segments, batch), (*constants, measure), **options),
         Launch(write, (tiles, 1 if measure else segments, batch), (*constants, *rule), **options),
     )
@@ -168,8 +168,7 @@ def _realign_whole(
     MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
     BANDS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    image = tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(0) * MAPS + tl.arange(0, MAPS)
+    image, channel = _whole_maps(channels, MAPS)
     x += image * channels * n
     gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
     pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
@@ -222,8 +221,7 @@ def _measure_whole(
     MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
     BANDS: tl.constexpr,
 ):  # fmt: skip
-    image = tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(0) * MAPS + tl.arange(0, MAPS)
+    image, channel = _whole_maps(channels, MAPS)
     x += image * channels * n
     pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
     nothing = tl.zeros([MAPS], tl.float32)
@@ -282,6 +280,14 @@ def _sum_segments(
     if ALL:
         tl.store(sums + 4 * channels, square, mask=inside)
         tl.store(sums + 5 * channels, rough, mask=inside)
+
+
+@triton.jit
+def _whole_maps(channels, MAPS: tl.constexpr):
+    """Which image and which of its channels a program does: all counted along one axis, the others end at 65,535."""
+    tiles = tl.cdiv(channels, MAPS)
+    image = tl.program_id(0) // tiles
+    return image.to(tl.int64), (tl.program_id(0) - image * tiles) * MAPS + tl.arange(0, MAPS)
 
 
 @triton.jit
