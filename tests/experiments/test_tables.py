@@ -94,6 +94,15 @@ def test_gains_are_paired_over_the_models_and_images_that_all_methods_have(tmp_p
     assert line.endswith("| +4.00 ± 1.41 | +1.00 ± 0.00 | - |")
 
 
+def test_of_two_calibrations_the_larger_one_counts():
+    few, many = (
+        [replace(row, calibrated=count) for row in rows_of(0, CORRECTED, lambda *_, a=accuracy: a)]
+        for count, accuracy in ((100, 50.0), (1000, 60.0))
+    )
+    for rows in (few + many, many + few):
+        assert cells(experiment("table2"), rows)["fog", "bn (c)"].value == pytest.approx(60)
+
+
 def test_a_cell_that_is_not_complete_is_not_there():
     rows = rows_of(0, "uncorrected", lambda *_: 50.0)
     rows = [row for row in rows if (row.corruption, row.severity) != ("fog", 3)]

@@ -117,7 +117,10 @@ def _used(experiment: Experiment, column: Column, rows: Sequence[Row]) -> list[R
 
 
 def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) -> list[Row]:
-    """The rows of a column: those on the most images, where there are several, unless `all_sizes` are wanted."""
+    """The rows of a column: those on the most images, where there are several, unless `all_sizes` are wanted.
+
+    Of two that differ in how many images targets are made of, the one with more comes later, and counts.
+    """
     model = source(column.set, column.norm).model
     stream = "any" if column.method.needs.stateless else column.stream or "corruption"
     mine = [
@@ -130,7 +133,7 @@ def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) ->
         and (column.images is None or row.images <= column.images)
     ]
     most = max((row.images for row in mine), default=0)
-    return [row for row in mine if all_sizes or row.images == most]
+    return sorted((row for row in mine if all_sizes or row.images == most), key=lambda row: row.calibrated)
 
 
 def _complete(
