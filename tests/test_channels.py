@@ -253,7 +253,7 @@ def test_what_has_no_channels_is_refused(bad):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"budget": -0.1}, r"Evidence\(budget=-0.1\): the share of clean images.*between 0 and 1; 0.01 is careful"),
+        ({"budget": -0.1}, r"Evidence\(budget=-0.1\): the share of clean images.*between 0 and 1; 0.005 is careful"),
         ({"strength": 1.5}, r"Evidence\(strength=1.5\): the share of clean variance.*between 0 and 1; 0.02 is careful"),
         ({"strength": None}, r"strength=None"),
         ({"probe": 1}, r"probe=1\): want True or False"),
