@@ -158,6 +158,7 @@ def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> l
             f"`{column.method.name}`",
             str(column.method.needs),
             column.stream or "any",
+            *_size(ours, column),
             *(
                 _number(m.cell if (m := ours.get((row, column.label))) else None)
                 for row in ("clean", "severity 5", "average")
@@ -168,7 +169,14 @@ def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> l
     ]
     if not body:
         return ["Not measured yet.", ""]
-    return [*_markdown(["norm", "method", "needs", "stream", "clean", "severity 5", "average"], body), ""]
+    head = ["norm", "method", "needs", "stream", "models", "images", "clean", "severity 5", "average"]
+    return [*_markdown(head, body), ""]
+
+
+def _size(ours: dict[tuple[str, str], Measured], column: Column) -> tuple[str, str]:
+    """How many models, and at least how many images a set, went into a column."""
+    found = [m for (_, label), m in ours.items() if label == column.label]
+    return str(found[0].models), str(min(m.images for m in found))
 
 
 def _paired(experiment: Experiment, rows: Sequence[Row]) -> list[str]:

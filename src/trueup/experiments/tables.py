@@ -117,7 +117,7 @@ def _used(experiment: Experiment, column: Column, rows: Sequence[Row]) -> list[R
 
 
 def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) -> list[Row]:
-    """The rows of a column: those on the most images, where there are several, unless `all_sizes` are wanted.
+    """The rows of a column: of each test set those on the most images, unless `all_sizes` are wanted.
 
     Of two that differ in how many images targets are made of, the one with more comes later, and counts.
     """
@@ -132,8 +132,13 @@ def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) ->
         and (column.seeds is None or row.seed in column.seeds)
         and (column.images is None or row.images <= column.images)
     ]
-    most = max((row.images for row in mine), default=0)
-    return sorted((row for row in mine if all_sizes or row.images == most), key=lambda row: row.calibrated)
+    most: dict[tuple[str, int], int] = {}
+    for row in mine:
+        most[row.corruption, row.severity] = max(row.images, most.get((row.corruption, row.severity), 0))
+    return sorted(
+        (row for row in mine if all_sizes or row.images == most[row.corruption, row.severity]),
+        key=lambda row: row.calibrated,
+    )
 
 
 def _complete(
