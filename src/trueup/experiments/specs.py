@@ -250,7 +250,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         rows="stream",
         note=f"Not in the paper. Three models a norm, batches of 200. One image at a time is costly for methods that "
         f"learn, so there it is {FEW} images a set at severity 5. Stateless methods have one number for all streams. "
-        "Where a set has no more images than a batch, sorting them makes no difference, and TENT answers before it learns.",
+        "Where a set has no more images than a batch, sorting makes no difference, and TENT answers before it learns.",
     ),
     Experiment(
         "beyond-cifar10",
