@@ -1,17 +1,15 @@
-"""Targets: right, mergeable however the data are cut, safe to store, and refused by the wrong model."""
+"""Targets: right, and mergeable however the data are cut."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import itertools
-import json
 import operator
 import weakref
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ import trueup
 from architectures import images, make
 from trueup import functional as F
 from trueup import targets as targets_module
-from trueup.fingerprint import Fingerprint
 from trueup.tally import Tally
 
 
@@ -366,111 +363,6 @@ def test_unusual_is_the_share_of_clean_images_that_lie_closer():
     assert site.unusual(ordered * 5 + 3).tolist() == [1.0] * 200
 
 
-def test_saving_and_loading_gives_the_same_targets(tmp_path):
-    model, x = make("mobilenet"), images(6)
-    for resolution in (33, None):
-        targets = trueup.calibrate(model, [x], resolution=resolution)
-        targets.save(tmp_path / "targets.safetensors")
-        loaded = trueup.Targets.load(tmp_path / "targets.safetensors")
-        assert list(loaded) == list(targets)
-        assert loaded.fingerprint == targets.fingerprint
-        assert loaded.sampled.equal(targets.sampled)
-        for name in targets:
-            assert loaded[name].shape == targets[name].shape
-            assert loaded[name].target.equal(targets[name].target)
-            assert loaded[name].spread.equal(targets[name].spread)
-            assert loaded[name].sample.equal(targets[name].sample)
-            assert loaded[name].compression_error == targets[name].compression_error
-        assert list(loaded.channels) == list(targets.channels) == trueup.sites(model, kind="norm")
-        for name, site in targets.channels.items():
-            assert (loaded.channels[name].shape, loaded.channels[name].images) == (site.shape, site.images)
-            assert loaded.channels[name].total.equal(site.total)
-            assert loaded.channels[name].sample.equal(site.sample)
-        assert list(loaded.gate) == list(targets.gate)
-        for name, site in targets.gate.items():
-            assert (loaded.gate[name].shape, loaded.gate[name].images) == (site.shape, site.images)
-            assert loaded.gate[name].total.equal(site.total)
-            assert loaded.gate[name].sample.equal(site.sample)
-        for rule in (trueup.Correction(), trueup.Evidence(), trueup.Evidence(budget=1, bands=False)):
-            assert trueup.correct(model, loaded, rule)(x).equal(trueup.correct(model, targets, rule)(x))
-        assert (loaded + targets).images == 12
-    assert [path.name for path in tmp_path.iterdir()] == ["targets.safetensors"]
-
-
-@pytest.fixture
-def saved(tmp_path):
-    path = tmp_path / "targets.safetensors"
-    trueup.calibrate(make("vgg"), [images(4)], resolution=33).save(path)
-    return path
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.999])
-def test_a_truncated_file_is_refused(saved, share):
-    content = saved.read_bytes()
-    saved.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(ValueError, match="damaged or cut short"):
-        trueup.Targets.load(saved)
-
-
-def test_a_foreign_file_is_refused(tmp_path):
-    safetensors.torch.save_file({"weight": torch.zeros(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="holds no trueup targets"):
-        trueup.Targets.load(tmp_path / "model.safetensors")
-    (tmp_path / "text").write_text("not a tensor at all, but long enough to have a header")
-    with pytest.raises(ValueError, match="no trueup targets file"):
-        trueup.Targets.load(tmp_path / "text")
-    with pytest.raises(FileNotFoundError, match=r"no targets at .*nowhere.*trueup\.calibrate"):
-        trueup.Targets.load(tmp_path / "nowhere")
-
-
-def test_a_newer_file_is_refused(saved):
-    tensors = safetensors.torch.load_file(saved)
-    with safetensors.safe_open(saved, "pt") as file:
-        metadata = file.metadata()
-    safetensors.torch.save_file(tensors, saved, metadata | {"version": "4"})
-    with pytest.raises(ValueError, match="format version 4.*reads up to 3.*upgrade"):
-        trueup.Targets.load(saved)
-
-
-def test_a_file_of_the_first_version_is_read_and_says_what_it_lacks(tmp_path):
-    model, path = make("mobilenet"), tmp_path / "targets.safetensors"
-    targets = trueup.calibrate(model, [images(4)], select=lambda site: site.kind == "activation")
-    targets.save(path)
-    with safetensors.safe_open(path, "pt") as file:
-        metadata = {key: value for key, value in file.metadata().items() if key != "channels"}
-    safetensors.torch.save_file(safetensors.torch.load_file(path), path, metadata | {"version": "1"})
-    old = trueup.Targets.load(path)
-    assert trueup.correct(model, old)(images(2)).equal(trueup.correct(model, targets)(images(2)))
-    with pytest.raises(ValueError, match=r"Evidence needs statistics of channels.*calibrate again.*kind='norm'"):
-        trueup.correct(model, old, trueup.Evidence())
-    shift = trueup.measure(model, old, images(2))
-    assert shift.norms == ()
-    assert shift.image.isnan().all()
-    with pytest.raises(ValueError, match="cannot be added: one has sites"):
-        old + trueup.calibrate(model, [images(4)])
-
-
-def test_a_file_of_the_second_version_is_read_and_says_what_it_lacks(tmp_path):
-    model, path = make("mobilenet"), tmp_path / "targets.safetensors"
-    targets = trueup.calibrate(model, [images(8)])
-    targets.save(path)
-    with safetensors.safe_open(path, "pt") as file:
-        metadata = {key: value for key, value in file.metadata().items() if key != "gate"}
-    tensors = {k: v for k, v in safetensors.torch.load_file(path).items() if "/gate_" not in k}
-    safetensors.torch.save_file(tensors, path, metadata | {"version": "2"})
-    old, x = trueup.Targets.load(path), images(4) * 3
-    assert old.gate == {}
-    ungated = trueup.Evidence(budget=1)
-    assert trueup.correct(model, old, ungated)(x).equal(trueup.correct(model, targets, ungated)(x))
-    assert trueup.correct(model, old, trueup.Evidence(budget=0))(x).equal(model(x))
-    with pytest.raises(ValueError, match=r"asks how unusual an image is.*calibrate again.*Evidence\(budget=1\)"):
-        trueup.correct(model, old, trueup.Evidence())
-    shift = trueup.measure(model, old, x)
-    assert shift.norms == tuple(targets.channels)
-    assert shift.image.isnan().all()
-    assert (old + targets).gate == (targets + old).gate == {}
-
-
 def test_targets_of_norms_alone_serve_evidence_only():
     model = make("mobilenet")
     targets = trueup.calibrate(model, [images(8)], select=lambda site: site.kind == "norm")
@@ -485,46 +377,6 @@ def test_a_model_without_norms_has_nothing_for_evidence():
     model = make("vgg")
     with pytest.raises(ValueError, match="Sequential has no such place"):
         trueup.correct(model, trueup.calibrate(model, [images(2)]), trueup.Evidence())
-
-
-def test_a_file_that_lacks_something_is_refused(saved):
-    tensors = safetensors.torch.load_file(saved)
-    with safetensors.safe_open(saved, "pt") as file:
-        metadata = file.metadata()
-    records = json.loads(metadata["sites"])
-    for broken in (
-        metadata | {"sites": "{"},
-        {key: value for key, value in metadata.items() if key != "fingerprint"},
-        metadata | {"sites": json.dumps({"another": records["1"]})},
-        metadata | {"sites": "[]"},
-        metadata | {"fingerprint": "[]"},
-        metadata | {"version": "abc"},
-    ):
-        safetensors.torch.save_file(tensors, saved, broken)
-        with pytest.raises(ValueError, match="damaged"):
-            trueup.Targets.load(saved)
-    safetensors.torch.save_file(tensors | {"1/total": torch.zeros(7)}, saved, metadata)
-    with pytest.raises(ValueError, match=r"damaged.*do not fit together.*\(7,\)"):
-        trueup.Targets.load(saved)
-
-
-def test_site_names_may_hold_slashes_and_start_alike(tmp_path):
-    model = _Chain(nn.ModuleDict({"a": nn.ReLU(), "a/b": nn.ReLU(), "a/b/levels": nn.ReLU()}))
-    targets = trueup.calibrate(model, [torch.randn(4, 6)])
-    assert list(targets) == ["parts.a", "parts.a/b", "parts.a/b/levels"]
-    targets.save(tmp_path / "targets")
-    assert list(trueup.Targets.load(tmp_path / "targets")) == list(targets)
-
-
-class _Chain(nn.Module):
-    def __init__(self, parts):
-        super().__init__()
-        self.parts = parts
-
-    def forward(self, x):
-        for part in self.parts.values():
-            x = part(x) - 0.1
-        return x
 
 
 def test_targets_that_do_not_belong_together_cannot_be_added():
@@ -543,53 +395,3 @@ def test_targets_that_do_not_belong_together_cannot_be_added():
 def test_asking_for_an_unknown_site_lists_the_known():
     with pytest.raises(KeyError, match="no site 'conv'.*1, 4, 7, 11"):
         trueup.calibrate(make("vgg"), [images(2)])["conv"]
-
-
-class TestFingerprint:
-    def test_holds_the_norm_and_a_projection_of_each_tensor(self, monkeypatch):
-        model = make("mobilenet").bfloat16()
-        for small in (1, 100, 1 << 16):  # alone or with others of their length
-            monkeypatch.setattr("trueup.fingerprint.SMALL", small)
-            prints = Fingerprint.of(model).tensors
-            for name, tensor in model.state_dict().items():
-                if tensor.is_floating_point():
-                    values = tensor.double().flatten().numpy()
-                    assert prints[name].shape == tuple(tensor.shape)
-                    assert prints[name].norm == pytest.approx(np.sqrt((values**2).sum()))
-                    assert prints[name].projection == pytest.approx((np.cos(np.arange(values.size)) * values).sum())
-
-    def test_another_precision_is_the_same_model(self):
-        fingerprint = Fingerprint.of(make("mobilenet"))
-        for dtype in (torch.bfloat16, torch.float16, torch.float64):
-            assert fingerprint.difference(Fingerprint.of(make("mobilenet").to(dtype))) == ""
-
-    @pytest.mark.parametrize(
-        ("change", "named"),
-        [
-            (lambda m: nn.init.normal_(m.head.weight, std=0.2), "'head.weight' has other values"),
-            (lambda m: m.stem[1].running_mean.add_(0.1), "'stem.1.running_mean' has other values"),
-            (lambda m: m.head.bias.data.neg_(), "'head.bias' has other values"),
-            (lambda m: m.head.weight.data.copy_(m.head.weight.data.roll(1)), "'head.weight' has other values"),
-            (lambda m: setattr(m, "head", nn.Linear(8, 7)), r"'head.weight' has shape \(10, 8\) in one and \(7, 8\)"),
-            (lambda m: m.head.register_parameter("bias", None), "only one of them has .*'head.bias'"),
-            (lambda m: setattr(m, "extra", nn.Linear(2, 2)), "only one of them has .*'extra.weight'"),
-        ],
-        ids=["retrained", "running mean", "sign", "permuted", "shape", "missing", "more"],
-    )
-    def test_the_wrong_model_is_refused_by_name_of_what_differs(self, change, named):
-        model = make("mobilenet")
-        targets = trueup.calibrate(model, [images(4)])
-        with torch.no_grad():
-            change(model)
-        for verb in (trueup.correct, lambda m, t: trueup.measure(m, t, images(2))):
-            with pytest.raises(ValueError, match=f"calibrated on another model than this MobileNet: .*{named}"):
-                verb(model, targets)
-
-    def test_sites_that_the_model_does_not_have_are_named(self):
-        model = make("mobilenet")
-        targets = trueup.calibrate(model, [images(4)])
-        model.blocks[1].conv[0][2] = nn.Identity()
-        with pytest.raises(
-            ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.1, stem.2"
-        ):
-            trueup.correct(model, targets)
