@@ -253,14 +253,15 @@ def test_what_has_no_channels_is_refused(bad):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"budget": -0.1}, r"Evidence\(budget=-0.1\): the share of clean images.*between 0 and 1; 0.005 is careful"),
+        ({"budget": -0.1}, r"Evidence\(budget=-0.1\): the share of clean images.*between 0 and 1; 0.002 is careful"),
         ({"strength": 1.5}, r"Evidence\(strength=1.5\): the share of clean variance.*between 0 and 1; 0.02 is careful"),
         ({"strength": None}, r"strength=None"),
-        ({"probe": 1}, r"probe=1\): want True or False"),
+        ({"bands": 1}, r"bands=1\): want True or False"),
+        ({"passes": 3}, r"passes=3\): want 1, which is cheaper, or 2, which is better"),
+        ({"passes": True}, r"passes=True\): want 1"),
         ({"budget": float("nan")}, r"budget=nan"),
         ({"budget": True}, r"budget=True"),
         ({"budget": "0.1"}, r"budget='0.1'"),
-        ({"bands": 3}, r"bands=3\): want True or False"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(fields, message):

@@ -401,12 +401,20 @@ class _Given(nn.Module):
         return a * self.scale
 
 
-class TestReader:
-    """A value read at some sites, and given to everything placed."""
+class _Both(nn.Module):
+    """Keeps what it is given, and returns a mean of both."""
 
-    @pytest.mark.parametrize("ahead", [True, False])
+    def forward(self, own: Tensor, corrected: Tensor, *value: Tensor) -> Tensor:
+        self.own, self.corrected, self.value = own, corrected, value
+        return own * 0.25 + corrected * 0.75
+
+
+class TestReader:
+    """A value read at some sites, and given to everything placed, or to what blends two runs."""
+
+    @pytest.mark.parametrize("twice", [True, False])
     @pytest.mark.parametrize("write", sorted(WRITES))
-    def test_it_sees_what_the_model_has_there_and_what_it_overwrites_is_not_missed(self, write, ahead):
+    def test_it_sees_what_the_model_has_there_and_what_it_overwrites_is_not_missed(self, write, twice):
         model, x = Overwriting(WRITES[write]).eval(), images(3) + 1
         seen: list[Tensor] = []
         for norm in (model.bn1, model.bn2):
@@ -416,39 +424,22 @@ class TestReader:
         for norm in (model.bn1, model.bn2):
             norm._forward_hooks.clear()
         model.total.zero_()
-        given_x = x.clone()
-        robust = Retrofit(model, lambda _: _Given(), reader=Reader(["bn1", "bn2"], _Mean, _Weighted(), ahead))
-        assert robust.sites == (["bn1", "relu", "bn2", "relu#2", "bn3"] if ahead else ["bn2", "relu#2", "bn3"])
+        given_x, reader = x.clone(), Reader(["bn1", "bn2"], _Mean, _Weighted())
+        if twice:
+            robust = Retrofit(model, lambda _: nn.Identity(), reader=reader, blend=_Both())
+            assert robust.sites == ["bn1", "relu", "bn2", "relu#2", "bn3"]
+        else:
+            robust = Retrofit(model, lambda _: _Given(), reader=reader)
+            assert robust.sites == ["bn2", "relu#2", "bn3"]
         out = robust(given_x)
         torch.testing.assert_close(out, wanted)
-        for module in robust.placed:
-            torch.testing.assert_close(module.value, value)
+        for given in [robust.blend.value[0]] if twice else [module.value for module in robust.placed]:
+            torch.testing.assert_close(given, value)
         # As the model itself leaves them, in one run.
         twin, left = Overwriting(WRITES[write]).eval(), x.clone()
         twin(left)
         assert given_x.equal(left)
         assert model.total.equal(twin.total)
-
-    def test_what_is_placed_does_not_change_what_is_read(self):
-        model, x = make("mobilenet"), images(3)
-        reader = Reader(["stem.1", "blocks.0.conv.1.1"], _Mean, _Weighted(), True)
-        values = []
-        for scale in (1.0, 5.0):
-            robust = Retrofit(model, lambda _, scale=scale: _Given(scale), reader=reader)
-            robust(x)
-            values.append(robust.placed[0].value)
-        assert values[0].equal(values[1])
-
-    def test_it_runs_ahead_only_where_something_is_placed_before(self):
-        model = make("mobilenet")
-        calls = []
-        model.stem[0].register_forward_hook(lambda *_: calls.append(1))
-        for select, count in ((None, 2), (lambda site: site.name == "blocks.1.conv.3", 1)):
-            calls.clear()
-            reader = Reader(["stem.1", "blocks.0.conv.0.1"], _Mean, _Weighted(), True)
-            robust = Retrofit(model, lambda _: _Given(), reader=reader, select=select)
-            robust(images(2))
-            assert len(calls) == count
 
     def test_a_shared_norm_is_read_where_it_is_called(self):
         class Twice(nn.Module):
@@ -461,15 +452,66 @@ class TestReader:
 
         model, x = Twice().eval(), images(2)
         for site, wanted in (("bn", model.bn(model.conv(x))), ("bn#2", model(x))):
-            robust = Retrofit(model, lambda _: _Given(), reader=Reader([site], _Mean, _Weighted(), True))
+            robust = Retrofit(model, lambda _: nn.Identity(), reader=Reader([site], _Mean, _Weighted()), blend=_Both())
             robust(x)
-            torch.testing.assert_close(robust.placed[0].value, wanted.mean((1, 2, 3)))
+            torch.testing.assert_close(robust.blend.value[0], wanted.mean((1, 2, 3)))
 
     def test_a_site_that_is_not_there_is_named(self):
         with pytest.raises(
             ValueError, match="'nowhere' is to be read, and was not found in this MobileNet; it has stem.1"
         ):
-            Retrofit(make("mobilenet"), lambda _: None, reader=Reader(["nowhere"], _Mean, _Weighted(), True))
+            Retrofit(make("mobilenet"), lambda _: None, reader=Reader(["nowhere"], _Mean, _Weighted()))
+
+
+class _Scale(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        return a * 3
+
+
+class TestBlend:
+    """The model run as it is, and with what is placed, and one output of both."""
+
+    @pytest.mark.parametrize("name", architectures.ALL)
+    def test_it_is_given_what_the_model_says_and_what_a_retrofitted_one_does(self, name):
+        model, x = make(name), images(3)
+        robust = Retrofit(model, lambda _: _Scale(), blend=_Both())
+        own, corrected = model(x), Retrofit(model, lambda _: _Scale())(x)
+        assert not own.equal(corrected)
+        assert robust(x).equal(own * 0.25 + corrected * 0.75)
+        assert robust.blend.own.equal(own)
+        assert robust.blend.value == ()
+
+    def test_what_is_placed_does_not_change_what_is_read(self):
+        model, x = make("mobilenet"), images(3)
+        values = []
+        for placed in (nn.Identity(), _Scale()):
+            reader = Reader(["stem.1", "blocks.0.conv.1.1"], _Mean, _Weighted())
+            robust = Retrofit(model, lambda _, placed=placed: placed, reader=reader, blend=_Both())
+            robust(x)
+            values.append(robust.blend.value[0])
+        assert values[0].equal(values[1])
+
+    def test_outputs_of_any_structure(self):
+        class Many(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 3)
+
+            def forward(self, x: Tensor) -> dict[str, object]:
+                y = F.relu(self.conv(x))
+                return {"maps": [y, y.mean((1, 2, 3))], "given": x, "class": y.mean((2, 3)).argmax(1), "size": 3}
+
+        class Pair(nn.Module):
+            def forward(self, own: object, corrected: object) -> tuple[object, object]:
+                return own, corrected
+
+        model, x = Many().eval(), images(2)
+        own, corrected = Retrofit(model, lambda _: _Scale(), blend=Pair())(x)
+        wanted = model(x)
+        assert own["maps"][0].equal(wanted["maps"][0])
+        assert corrected["maps"][0].equal(3 * wanted["maps"][0])
+        assert own["given"].equal(x)
+        assert corrected["size"] == 3
 
 
 class _Keep(nn.Module):

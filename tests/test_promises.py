@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import math
 import pickle
 from dataclasses import replace
 
@@ -19,14 +20,14 @@ from trueup import functional as F
 
 STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
 EVIDENCE = trueup.Evidence(budget=1, strength=0.05)
-GATED = trueup.Evidence(strength=0.05)
-IN_PASSING = trueup.Evidence(strength=0.05, probe=False)
+HEDGED = trueup.Evidence(budget=0.01, strength=0.05)
+IN_PASSING = trueup.Evidence(budget=0.01, strength=0.05, passes=1)
 # torch rounds a convolution differently in another batch or when compiled. Where a value then falls into the next bin
 # of a histogram, it is moved by a bin's width more or less; a sort does not notice, nor do means.
 RULES = [
     (replace(STRONG, method="sort"), 1e-5),
     (replace(STRONG, method="histogram"), 1e-3),
-    *((rule, 1e-4) for rule in (EVIDENCE, GATED, IN_PASSING)),
+    *((rule, 1e-4) for rule in (EVIDENCE, HEDGED, IN_PASSING)),
 ]
 NORMED = ["mobilenet", "densenet", "convnext", "vit", "resnet"]  # the architectures with norms
 
@@ -34,7 +35,7 @@ NORMED = ["mobilenet", "densenet", "convnext", "vit", "resnet"]  # the architect
 def named(rule):
     if isinstance(rule, trueup.Correction):
         return rule.method
-    return "evidence" if rule.budget == 1 else "gated" if rule.probe else "in passing"
+    return "evidence" if rule.budget == 1 else "hedged" if rule.hedged else "in passing"
 
 
 rules = pytest.mark.parametrize(("rule", "atol"), [pytest.param(rule, atol, id=named(rule)) for rule, atol in RULES])
@@ -42,9 +43,9 @@ everywhere = pytest.mark.parametrize("name", architectures.ALL)
 everywhere_and_all = pytest.mark.parametrize(
     ("name", "rule"),
     [pytest.param(name, STRONG, id=name) for name in architectures.ALL]
-    + [pytest.param(name, rule, id=f"{name}-{named(rule)}") for name in NORMED for rule in (EVIDENCE, GATED)],
+    + [pytest.param(name, rule, id=f"{name}-{named(rule)}") for name in NORMED for rule in (EVIDENCE, HEDGED)],
 )
-every = pytest.mark.parametrize("rule", [STRONG, EVIDENCE, GATED, IN_PASSING], ids=named)
+every = pytest.mark.parametrize("rule", [STRONG, EVIDENCE, HEDGED, IN_PASSING], ids=named)
 
 
 def corrected(name, rule=STRONG):
@@ -70,7 +71,7 @@ class TestUntouched:
         before = copy.deepcopy(model.state_dict())
         outputs, structure = model(x), repr(model)
         targets = trueup.calibrate(model, [x])
-        for rule in (STRONG, EVIDENCE, GATED, IN_PASSING) if name in NORMED else (STRONG,):
+        for rule in (STRONG, EVIDENCE, HEDGED, IN_PASSING) if name in NORMED else (STRONG,):
             trueup.correct(model, targets, rule)(x)
         trueup.measure(model, targets, x), trueup.sites(model, x)
         for key, value in model.state_dict().items():
@@ -127,37 +128,70 @@ class TestStateless:
 class TestIdentity:
     @everywhere_and_all
     def test_a_zero_step_budget_or_strength_gives_the_models_bits(self, name, rule):
-        nothings = [trueup.Evidence(budget=0), trueup.Evidence(strength=0)]
+        nothings = [trueup.Evidence(budget=0, passes=1), trueup.Evidence(strength=0)]
         for nothing in nothings if isinstance(rule, trueup.Evidence) else [trueup.Correction(lambda1=0)]:
             model, robust = corrected(name, nothing)
             assert robust(dark()).equal(model(dark()))
         assert not corrected(name, rule)[1](dark()).equal(model(dark()))
 
-    @pytest.mark.parametrize("rule", [GATED, IN_PASSING], ids=named)
     @pytest.mark.parametrize("name", NORMED)
-    def test_an_image_inside_cleans_range_has_the_models_bits_beside_one_that_is_not(self, name, rule):
+    def test_an_image_inside_cleans_range_has_the_models_bits_beside_one_that_is_not(self, name):
         model = make(name)
         targets = trueup.calibrate(model, images(200).split(50))
-        robust, x = trueup.correct(model, targets, rule), torch.cat([images(12, seed=7), dark(4)])
-        usual = trueup.measure(model, targets, x).image <= 1 - 20 * rule.budget
+        robust, x = trueup.correct(model, targets, IN_PASSING), torch.cat([images(12, seed=7), dark(4)])
+        usual = trueup.measure(model, targets, x).image <= 1 - 20 * IN_PASSING.budget
         assert 2 <= usual.sum() <= 12
         changed = (robust(x) != model(x)).any(dim=1)
         assert changed.equal(~usual)
+
+    @pytest.mark.parametrize("name", NORMED)
+    def test_a_hedged_answer_is_a_mean_of_the_models_and_the_corrected_one(self, name):
+        model = make(name)
+        targets = trueup.calibrate(model, images(200).split(50))
+        x = torch.cat([images(12, seed=7), dark(4)])
+        own, corrected = model(x), trueup.correct(model, targets, EVIDENCE)(x)
+        p = 1 - trueup.measure(model, targets, x).image.double()
+        g = (torch.log(20 * HEDGED.budget / p) / math.log(20)).clamp(0, 1)[:, None].float()
+        assert (g > 0).any()
+        assert (g == 0).any()
+        wanted = (1 - g) / 2 * own + (1 + g) / 2 * corrected
+        torch.testing.assert_close(trueup.correct(model, targets, HEDGED)(x), wanted, atol=1e-5, rtol=1e-4)
+        half = trueup.correct(model, targets, replace(HEDGED, budget=0))(x)
+        torch.testing.assert_close(half, (own + corrected) / 2, atol=1e-5, rtol=1e-4)
+
+    def test_what_cannot_be_averaged_is_the_corrected_answer(self):
+        class Answers(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.network = make("resnet")
+
+            def forward(self, x):
+                y = self.network(x)
+                return {"logits": y, "class": y.argmax(1), "mean": y.mean(), "size": x.shape[2]}
+
+        model, x = Answers().eval(), torch.cat([images(20, seed=7), dark(20)])
+        targets = trueup.calibrate(model, [images(24)])
+        own, corrected = model(x), trueup.correct(model, targets, trueup.Evidence(budget=1, strength=1))(x)
+        assert not own["class"].equal(corrected["class"])
+        hedged = trueup.correct(model, targets, trueup.Evidence(strength=1))(x)
+        assert hedged["class"].equal(corrected["class"])
+        assert hedged["mean"].equal(corrected["mean"])
+        assert hedged["size"] == 32
+        assert not hedged["logits"].equal(corrected["logits"])
 
     def test_in_passing_there_must_be_something_left_to_correct(self):
         model = make("resnet")
         targets = trueup.calibrate(model, [images(20)])
         first = lambda site: site.name == "layer1.0.bn1"  # noqa: E731
-        assert not trueup.correct(model, targets, GATED, select=first)(dark()).equal(model(dark()))
-        with pytest.raises(ValueError, match="from 'layer1.0.bn2' on, and `select` chose none.*with probe=True"):
+        assert not trueup.correct(model, targets, HEDGED, select=first)(dark()).equal(model(dark()))
+        with pytest.raises(ValueError, match="from 'layer1.0.bn2' on, and `select` chose none.*with passes=2"):
             trueup.correct(model, targets, IN_PASSING, select=first)
 
-    def test_reading_ahead_and_in_passing_differ(self):
-        model, ahead = corrected("resnet", GATED)
+    def test_in_passing_early_norms_are_left(self):
+        model, hedged = corrected("resnet", HEDGED)
         _, passing = corrected("resnet", IN_PASSING)
-        assert ahead.sites[len(ahead.sites) - len(passing.sites) :] == passing.sites
-        assert len(passing.sites) < len(ahead.sites)
-        assert not ahead(dark()).equal(passing(dark()))
+        assert hedged.sites[len(hedged.sites) - len(passing.sites) :] == passing.sites
+        assert len(passing.sites) < len(hedged.sites)
         assert not passing(dark()).equal(model(dark()))
 
     def test_full_strength_lands_on_the_targets_shape_at_every_site(self):
@@ -366,7 +400,7 @@ class TestPlainPyTorch:
         assert (cast - wanted).abs().max() < 5 * rounding + 1e-2
 
     def test_casting_does_not_blur_the_targets(self):
-        for rule in (STRONG, EVIDENCE, GATED):
+        for rule in (STRONG, EVIDENCE, HEDGED):
             _, robust = corrected("resnet", rule)
             robust.bfloat16()
             assert {b.dtype for name, b in robust.named_buffers() if not name.startswith("model.")} == {torch.float64}

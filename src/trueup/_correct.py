@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from trueup import functional, kernels
 from trueup.correction import Correction
@@ -28,8 +29,7 @@ def correct(
     """A module that does what `model` does, with every site corrected.
 
     The rule is a `Correction`, which moves the activations after every activation function towards the shape of their
-    target, or `Evidence`, which moves each channel after every norm in proportion to the evidence that it has shifted,
-    in images that look unusual.
+    target, or `Evidence`, which moves each channel after every norm in proportion to the evidence that it has shifted.
 
     The module shares the model's weights, adds no parameters, has the model's `state_dict`, and is returned in
     evaluation mode; the model itself is not touched. Each image is corrected on its own. In training mode it does what
@@ -53,13 +53,18 @@ def correct(
         raise ValueError(_nothing_to_correct(model, rule))
     targets.check_model(model)
     reader = _reader(targets, rule) if isinstance(rule, Evidence) and rule.gated else None
+    blend = _Blend() if isinstance(rule, Evidence) and rule.hedged else None
     robust = Retrofit(
-        model, lambda site: _placed(site, targets, rule) if site.name in wanted else None, reader=reader, **options
+        model,
+        lambda site: _placed(site, targets, rule) if site.name in wanted else None,
+        reader=reader,
+        blend=blend,
+        **options,
     )
     targets.check_sites(model, wanted, robust.selected, selected=options.get("select") is not None)
     if not robust.sites:
         raise ValueError(
-            f"{rule} corrects norms from {robust.reads[-1]!r} on, and `select` chose none of these; with probe=True, "
+            f"{rule} corrects norms from {robust.reads[-1]!r} on, and `select` chose none of these; with passes=2, "
             "those before it are corrected too"
         )
     for part in (robust.placed, robust.looks, robust.whole):
@@ -77,7 +82,7 @@ def _reader(targets: Targets, rule: Evidence) -> Reader:
             "correct every image alike with trueup.Evidence(budget=1)"
         )
     whole = _Open(targets.fitted_gate, rule.budget)
-    return Reader(list(targets.gate), lambda site: _Look(site, targets.gate[site.name]), whole, rule.probe)
+    return Reader(list(targets.gate), lambda site: _Look(site, targets.gate[site.name]), whole)
 
 
 def _placed(site: Site, targets: Targets, rule: Rule) -> nn.Module:
@@ -176,6 +181,27 @@ class _Open(_AtSite):
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
         return f"budget={self.budget:.3g}"
+
+
+class _Blend(nn.Module):
+    """One answer of two: for an image that is open by g, the weight of the corrected one is (1 + g) / 2.
+
+    An answer may be a tensor, or tensors in lists, tuples and dictionaries. What is not a number an image, such as a
+    class, cannot be averaged: there, it is the corrected one.
+    """
+
+    def forward(self, own: Any, corrected: Any, openness: Tensor | None = None) -> Any:
+        def mean(own: Any, corrected: Any) -> Any:
+            if not isinstance(corrected, Tensor) or not corrected.is_floating_point():
+                return corrected
+            if openness is None:
+                return torch.lerp(own, corrected, 0.5)
+            if corrected.dim() == 0 or corrected.shape[0] != openness.shape[0]:
+                return corrected
+            weight = (0.5 * (1 + openness)).to(corrected.dtype).view(-1, *(1,) * (corrected.dim() - 1))
+            return torch.lerp(own, corrected, weight)
+
+        return tree_map(mean, own, corrected)
 
 
 class _Realign(_AtSite):

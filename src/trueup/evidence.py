@@ -3,64 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Evidence:
     """How far each channel of a normalisation layer's output is moved back to what it is on clean images.
 
-    Two questions decide it. Does the whole image look unusual, early in the network? And how far is this channel from
-    what it is on clean images? An image inside the range of clean ones is left alone, to the last bit; in an unusual
-    one, a channel that looks as it should is left alone, and one that is ten spreads away is moved back. `trueup.gate`
-    is the mathematics of the first question, `trueup.channels` that of the second.
+    Two questions decide it. How far is this channel from what it is on clean images? One that looks as it should is left
+    alone, one that is ten spreads away is moved back. And does the whole image look unusual, early in the network? If
+    not, nobody can tell whether it is clean, and a correction may harm. `trueup.channels` is the mathematics of the first
+    question, `trueup.gate` that of the second.
+
+    `strength` is how far a channel goes. What is moved are its mean and the logarithm of its standard deviation over one
+    image's map; a statistic that lies `z` of its clean spreads from its clean mean goes the share z² / (z² + κ) of the
+    way. κ is chosen for each channel and statistic on its own: on clean images, the correction takes away this share of
+    the statistic's variance. 0 changes nothing; 1 moves every statistic all the way.
 
     `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean images
-    that are as unusual as this one, the image's openness is g = log(20 α / p) / log 20, between 0 and 1: images with
-    p ≥ 20 α come out as from the model itself, bit for bit (with a budget above 0.05 there are none). 0 changes nothing
-    at all. 1 has no gate: every image is open. p is at least 1 / (n + 1) for n held-out images, half of those that were
-    kept: with a few dozen calibration images, a small budget can open the gate only in part, or not at all.
+    that are as unusual as this one, the image's openness is g = log(20 α / p) / log 20, between 0 and 1. With 0, no image
+    counts as unusual; with 1, all do, and nothing is asked. p is at least 1 / (n + 1) for n held-out images, half of
+    those that were kept: with a few dozen calibration images, a small budget can open the gate only in part, or not at
+    all.
 
-    `strength` is how far an open image goes. What is moved are a channel's mean and the logarithm of its standard
-    deviation over one image's map; a statistic that lies `z` of its clean spreads from its clean mean goes the share
-    g z² / (g z² + κ) of the way. κ is chosen for each channel and statistic on its own: were all clean images open,
-    the correction would take away this share of the statistic's variance. 0 changes nothing; 1 moves every statistic
-    all the way.
+    With `passes=2` the model answers twice, as it is and corrected, and its answer is the mean of the two, with the weight
+    (1 + g) / 2 on the corrected one: half and half for an image like clean ones, the corrected one alone for one that is
+    plainly not. With `passes=1` it answers once, and evidence counts g times, z² becoming g z²: an image with p ≥ 20 α
+    comes out as from the model itself, bit for bit. Norms before the last one that tells how unusual an image is are left
+    as they are: cheaper, and weaker.
 
     With `bands`, a map is split into its local means over 3 x 3 and the rest, and each of the two has a deviation of
     its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in calibration,
     and what is no map of two dimensions, have one deviation in any case.
 
-    With `probe`, the openness is known before the first norm: the model's first part is run uncorrected, up to the
-    last norm that the gate reads, and then the whole of it, corrected. Without, there is one pass only, and norms
-    before that one are left as they are: cheaper, and weaker.
-
     >>> Evidence(budget=0.02)
-    Evidence(budget=0.02, strength=0.03, bands=True, probe=True)
+    Evidence(budget=0.02, strength=0.03, bands=True, passes=2)
     """
 
-    budget: float = 0.01
+    budget: float = 0.005
     strength: float = 0.03
     bands: bool = True
-    probe: bool = True
+    passes: Literal[1, 2] = 2
 
     def __post_init__(self) -> None:
         for name, meaning, advice in (
-            ("budget", "the share of clean images that may count as unusual", "0.005 is careful, 0.02 bold"),
+            ("budget", "the share of clean images that may count as unusual", "0.002 is careful, 0.01 bold"),
             ("strength", "the share of clean variance that may be lost", "0.02 is careful, 0.05 strong"),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"Evidence({name}={value!r}): {meaning} lies between 0 and 1; {advice}")
-        for name in ("bands", "probe"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"Evidence({name}={getattr(self, name)!r}): want True or False")
+        if not isinstance(self.bands, bool):
+            raise ValueError(f"Evidence(bands={self.bands!r}): want True or False")
+        if isinstance(self.passes, bool) or self.passes not in (1, 2):
+            raise ValueError(f"Evidence(passes={self.passes!r}): want 1, which is cheaper, or 2, which is better")
 
     @property
     def changes(self) -> bool:
         """Whether it changes anything."""
-        return self.budget > 0 and self.strength > 0
+        return self.strength > 0 and (self.budget > 0 or self.passes == 2)
 
     @property
     def gated(self) -> bool:
         """Whether it asks how unusual an image is."""
-        return self.changes and self.budget < 1
+        return self.changes and 0 < self.budget < 1
+
+    @property
+    def hedged(self) -> bool:
+        """Whether the model's own answer counts too."""
+        return self.changes and self.passes == 2 and self.budget < 1

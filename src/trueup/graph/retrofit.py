@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trueup.activations import KNOWN
-from trueup.graph.rewire import insert_after, read, replace, run_ahead
+from trueup.graph.rewire import blend, insert_after, read, replace, run_ahead
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import HOOKS, Place, trace
 
@@ -36,18 +36,15 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
 
 
 class Reader(NamedTuple):
-    """A value that everything placed in a model is given beside its own.
+    """A value made of what is at some sites, before anything placed has changed it.
 
-    `look(site)` is a module that makes something of what is at one of the `sites`, before anything placed has changed
-    it; `whole` makes the value of what all of these made, in the order of `sites`. `ahead`: the model's first part is
-    run beforehand, with nothing placed in it. Otherwise sites are read in passing, and nothing is placed before the
-    last of them.
+    `look(site)` is a module that makes something of what is at one of the `sites`, which need not be selected; `whole`
+    makes the value of what all of these made, in the order of `sites`.
     """
 
     sites: Collection[str]
     look: Callable[[Site], nn.Module]
     whole: nn.Module
-    ahead: bool
 
 
 class Retrofit(nn.Module):
@@ -63,8 +60,11 @@ class Retrofit(nn.Module):
     function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
 
     With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
-    the sites that it reads, which need not be selected. A reader that runs ahead runs the model's first part twice,
-    hooks on its leaves included, unless nothing is placed there.
+    the sites that it reads. Nothing is placed before the last of these.
+
+    With `blend`, the model is run twice, hooks on its leaves included: first as it is, then with what is placed. `blend`
+    is a module that makes one output of the two. What a `reader` made is then given to it, and not to what is placed;
+    it is of the first run, so that things may be placed anywhere.
 
     `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass;
     `selected` are the names of all sites that could be chosen from.
@@ -76,6 +76,7 @@ class Retrofit(nn.Module):
         place: Callable[[Site], nn.Module | None],
         *,
         reader: Reader | None = None,
+        blend: nn.Module | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
@@ -85,16 +86,16 @@ class Retrofit(nn.Module):
         self.reads = [] if reader is None else list(reader.sites)
         self.whole = None if reader is None else reader.whole
         self.looks = nn.ModuleList()
-        self.ahead = False
+        self.blend = blend
         chosen = [site for site, *_ in found if site.name in self.selected]
         modules = {site.name: module for site in chosen if (module := place(site)) is not None}
         if reader is not None:
-            last = self._last_read(found)
-            early = [site.name for site, *_ in found[:last] if site.name in modules]
-            self.ahead = reader.ahead and bool(early)
-            modules = {name: modules[name] for name in modules if self.ahead or name not in early}
             named = {site.name: site for site, *_ in found}
+            last = self._last_read(found)
             self.looks.extend(reader.look(named[name]) for name in self.reads)
+            if blend is None:
+                early = [site.name for site, *_ in found[:last]]
+                modules = {name: module for name, module in modules.items() if name not in early}
         self.sites = list(modules)
         self.placed = nn.ModuleList(modules.values())
         # What was selected is remembered by name: predicates are often lambdas, which cannot be pickled.
@@ -124,23 +125,28 @@ class Retrofit(nn.Module):
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"model.{node.target}"
-        value: tuple[fx.Node, ...] = ()
+        output = next(reversed(graph.nodes)).args[0]
+        ahead = None if self.blend is None else run_ahead(graph, self)
+        value: tuple[fx.Node, ...] = ()  # that was read, for whoever is to have it
         looks: list[fx.Node] = []
-        last = None  # what is placed there has to wait until all has been read
         if self.reads:
             places = {site.name: node for site, node, _ in found}
             nodes = [places[name] for name in self.reads]
-            whole, looks = read(graph, run_ahead(graph, self, nodes) if self.ahead else nodes, "looks", "whole")
-            value, last = (whole,), None if self.ahead else found[self._last_read(found)].node
+            whole, looks = read(graph, nodes if ahead is None else ahead(nodes), "looks", "whole")
+            value = (whole,)
+        given = value if ahead is None else ()
+        last = found[self._last_read(found)].node if given else None  # what is placed there waits until all is read
         for site, node, aliased in found:
             if site.name in self.sites:
                 number = self.sites.index(site.name)
                 activation = _plain_activation(self, node)
-                if not value and not aliased and activation in getattr(self.placed[number], "fuses", ()):
+                if not given and not aliased and activation in getattr(self.placed[number], "fuses", ()):
                     replace(graph, node, f"placed.{number}", activation)
                 else:
                     after = value[0] if node is last else node
-                    insert_after(graph, node, f"placed.{number}", *value, aliased=aliased, after=after, beside=looks)
+                    insert_after(graph, node, f"placed.{number}", *given, aliased=aliased, after=after, beside=looks)
+        if ahead is not None:
+            blend(graph, "blend", ahead(output), *value)
         graph.lint()
         corrected = type(fx.GraphModule(self, graph)).forward
 

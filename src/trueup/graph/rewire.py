@@ -1,8 +1,8 @@
-"""Changes to the graph of a forward pass: something placed at a node, and a value read beforehand or in passing."""
+"""Changes to the graph of a forward pass: something placed at a node, a value read in passing, a copy run ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -55,26 +55,27 @@ def read(graph: fx.Graph, nodes: Sequence[fx.Node], looks: str, whole: str) -> t
         return graph.call_module(whole, tuple(seen)), seen
 
 
-def run_ahead(graph: fx.Graph, root: nn.Module, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Put a copy of what leads to `nodes` before everything else, and return their copies.
+def run_ahead(graph: fx.Graph, root: nn.Module) -> Callable[[Any], Any]:
+    """Put a copy of everything before it; returns what gives a node's copy, or those in a structure of nodes.
 
-    It works on a copy of the inputs, so that what it overwrites is not missed later. What overwrites anything is copied
-    whether or not its result is used: something may read the place.
+    The copy works on a copy of the inputs, so that what it overwrites is not missed later.
     """
     order = list(graph.nodes)
-    leading = order[: max(order.index(node) for node in nodes) + 1]
-    needed = set(nodes)
-    for node in reversed(leading):
-        if is_in_place(root, node) or any(user in needed for user in node.users):
-            needed.add(node)
     copies: dict[fx.Node, fx.Node] = {}
     with graph.inserting_before(next(node for node in order if node.op != "placeholder")):
-        for node in (node for node in leading if node in needed):
+        for node in order[:-1]:  # the last is the output
             if node.op != "placeholder":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "placeholder" or (node.op == "get_attr" and _is_written(root, node)):
                 copies[node] = graph.call_function(own, (copies.get(node, node),))
-    return [copies[node] for node in nodes]
+    return lambda nodes: fx.map_arg(nodes, copies.__getitem__)
+
+
+def blend(graph: fx.Graph, target: str, ahead: Any, *more: fx.Node) -> None:
+    """Return what the module `target` makes of two outputs, the one `ahead` and the graph's, and of `more` values."""
+    output = next(reversed(graph.nodes))
+    with graph.inserting_before(output):
+        output.args = (graph.call_module(target, (ahead, output.args[0], *more)),)
 
 
 def own(value: Any) -> Any:

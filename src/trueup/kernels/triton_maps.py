@@ -327,7 +327,20 @@ def _share(at, length):
 def _pivot(x, channel, channels, n, width, rows, ACROSS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr):
     """The mean of the first row of each map."""
     row = _load(x, channel, 0, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-    return tl.sum(row.to(tl.float32), axis=1) / width
+    return _across(row.to(tl.float32), channel.shape[0], ACROSS) / width
+
+
+@triton.jit
+def _across(values, MAPS: tl.constexpr, ACROSS: tl.constexpr):
+    """The sum of each row `(MAPS,)`, always by pairs of neighbours.
+
+    `tl.sum` begins with what one thread has, and which values these are is up to the rest of a kernel.
+    """
+    for step in tl.static_range(16):
+        if ACROSS >> step > 1:
+            left, right = tl.split(tl.reshape(values, [MAPS, ACROSS >> (step + 1), 2]))
+            values = left + right
+    return tl.reshape(values, [MAPS])
 
 
 @triton.jit
@@ -371,8 +384,8 @@ def _sums(
             total += row
             low2 = tl.fma(row, row, low2)
     return (
-        tl.sum(total, axis=1), tl.sum(low, axis=1), tl.sum(low2, axis=1), tl.sum(high2, axis=1),
-        tl.sum(square, axis=1), tl.sum(rough, axis=1),
+        _across(total, MAPS, ACROSS), _across(low, MAPS, ACROSS), _across(low2, MAPS, ACROSS),
+        _across(high2, MAPS, ACROSS), _across(square, MAPS, ACROSS), _across(rough, MAPS, ACROSS),
     )  # fmt: skip
 
 

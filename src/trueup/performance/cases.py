@@ -19,7 +19,7 @@ PAPERS = {"resnet50": trueup.Correction(0.5, 0.5), "resnet20": trueup.Correction
 # With a gate that is open to every image: those that it leaves alone cost less.
 OPEN = {
     "evidence": trueup.Evidence(budget=0.99),
-    "evidence, one pass": trueup.Evidence(budget=0.99, probe=False),
+    "evidence, one pass": trueup.Evidence(budget=0.99, passes=1),
 }
 RIVALS: dict[str, Method] = {"BN batch": BatchStatistics(), "BN mix": Mixed(), "TENT": Tent()}
 

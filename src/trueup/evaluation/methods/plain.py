@@ -61,8 +61,8 @@ class Correct(_Rule, Correction):
 class Realign(_Rule, Evidence):
     """Channels of unusual images moved back in proportion to the evidence; its fields are those of `trueup.Evidence`.
 
-    >>> Realign(budget=0.02, probe=False).name
-    'evidence:budget=0.02,probe=False'
+    >>> Realign(budget=0.02, passes=1).name
+    'evidence:budget=0.02,passes=1'
     """
 
     kind = "evidence"
