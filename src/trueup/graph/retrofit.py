@@ -125,7 +125,7 @@ class Retrofit(nn.Module):
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"model.{node.target}"
-        output = next(reversed(graph.nodes)).args[0]
+        output = graph.output_node().args[0]
         ahead = None if self.blend is None else run_ahead(graph, self)
         value: tuple[fx.Node, ...] = ()  # that was read, for whoever is to have it
         looks: list[fx.Node] = []

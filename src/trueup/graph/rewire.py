@@ -73,7 +73,7 @@ def run_ahead(graph: fx.Graph, root: nn.Module) -> Callable[[Any], Any]:
 
 def blend(graph: fx.Graph, target: str, ahead: Any, *more: fx.Node) -> None:
     """Return what the module `target` makes of two outputs, the one `ahead` and the graph's, and of `more` values."""
-    output = next(reversed(graph.nodes))
+    output = graph.output_node()
     with graph.inserting_before(output):
         output.args = (graph.call_module(target, (ahead, output.args[0], *more)),)
 
