@@ -10,31 +10,31 @@ from typing import Literal
 class Evidence:
     """How far each channel of a normalisation layer's output is moved back to what it is on clean images.
 
-    Two questions decide it. How far is this channel from what it is on clean images? One that looks as it should is left
-    alone, one that is ten spreads away is moved back. And does the whole image look unusual, early in the network? If
-    not, nobody can tell whether it is clean, and a correction may harm. `trueup.channels` is the mathematics of the first
-    question, `trueup.gate` that of the second.
+    Two questions decide it. How far is this channel from what it is on clean images? One that looks as it should is
+    left alone, one that is ten spreads away is moved back. And does the whole image look unusual, early in the
+    network? If not, nobody can tell whether it is clean, and a correction may harm. `trueup.channels` is the
+    mathematics of the first question, `trueup.gate` that of the second.
 
-    `strength` is how far a channel goes. What is moved are its mean and the logarithm of its standard deviation over one
-    image's map; a statistic that lies `z` of its clean spreads from its clean mean goes the share z² / (z² + κ) of the
-    way. κ is chosen for each channel and statistic on its own: on clean images, the correction takes away this share of
-    the statistic's variance. 0 changes nothing; 1 moves every statistic all the way.
+    `strength` is how far a channel goes. What is moved are its mean and the logarithm of its standard deviation
+    over one image's map; a statistic that lies `z` of its clean spreads from its clean mean goes the share z² / (z²
+    + κ) of the way. κ is chosen for each channel and statistic on its own: on clean images, the correction takes
+    away this share of the statistic's variance. 0 changes nothing; 1 moves every statistic all the way.
 
-    `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean images
-    that are as unusual as this one, the image's openness is g = log(20 α / p) / log 20, between 0 and 1. With 0, no image
-    counts as unusual; with 1, all do, and nothing is asked. p is at least 1 / (n + 1) for n held-out images, half of
-    those that were kept: with a few dozen calibration images, a small budget can open the gate only in part, or not at
-    all.
+    `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean
+    images that are as unusual as this one, the image's openness is g = log(20 α / p) / log 20, between 0 and 1.
+    With 0, no image counts as unusual; with 1, all do, and nothing is asked. p is at least 1 / (n + 1) for n held-
+    out images, half of those that were kept: with a few dozen calibration images, a small budget can open the gate
+    only in part, or not at all.
 
-    With `passes=2` the model answers twice, as it is and corrected, and its answer is the mean of the two, with the weight
-    (1 + g) / 2 on the corrected one: half and half for an image like clean ones, the corrected one alone for one that is
-    plainly not. With `passes=1` it answers once, and evidence counts g times, z² becoming g z²: an image with p ≥ 20 α
-    comes out as from the model itself, bit for bit. Norms before the last one that tells how unusual an image is are left
-    as they are: cheaper, and weaker.
+    With `passes=2` the model answers twice, as it is and corrected, and its answer is the mean of the two, with the
+    weight (1 + g) / 2 on the corrected one: half and half for an image like clean ones, the corrected one alone for
+    one that is plainly not. With `passes=1` it answers once, and evidence counts g times, z² becoming g z²: an
+    image with p ≥ 20 α comes out as from the model itself, bit for bit. Norms before the last one that tells how
+    unusual an image is are left as they are: cheaper, and weaker.
 
-    With `bands`, a map is split into its local means over 3 x 3 and the rest, and each of the two has a deviation of
-    its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in calibration,
-    and what is no map of two dimensions, have one deviation in any case.
+    With `bands`, a map is split into its local means over 3 x 3 and the rest, and each of the two has a deviation
+    of its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in
+    calibration, and what is no map of two dimensions, have one deviation in any case.
 
     >>> Evidence(budget=0.02)
     Evidence(budget=0.02, strength=0.03, bands=True, passes=2)

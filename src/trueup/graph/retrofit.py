@@ -62,8 +62,8 @@ class Retrofit(nn.Module):
     With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
     the sites that it reads. Nothing is placed before the last of these.
 
-    With `blend`, the model is run twice, hooks on its leaves included: first as it is, then with what is placed. `blend`
-    is a module that makes one output of the two. What a `reader` made is then given to it, and not to what is placed;
+    With `blend`, the model is run twice, hooks on its leaves included: first as it is, then with what is placed, and
+    the module `blend` makes one output of the two. What a `reader` made is then given to it, and not to what is placed;
     it is of the first run, so that things may be placed anywhere.
 
     `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass;

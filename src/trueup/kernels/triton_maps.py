@@ -1,9 +1,9 @@
 """The rule of evidence on a GPU, in Triton: `channels.realign` and `channels.moments` in two readings and one writing.
 
 A program takes some channels of an image and goes down their maps row by row: local means are sums over three rows, of
-which two are known from the row before. Rows are summed in segments. Where there are programs enough, each does a whole
-map, all in one kernel; else each does a segment, and the sums go through memory. Nothing of this depends on the batch
-but which of the two it is, and that makes no difference: sums are added in the same order.
+which two are known from the row before. Maps of few rows are done whole, all in one kernel; of larger ones a program
+does a segment, and the sums go through memory. Nothing of this depends on the batch. It must not: `tl.sum` adds in an
+order that depends on the kernel around it, so that two ways to do one map would differ in the last bit.
 
 Sums are those of a map without a *pivot*, the mean of its first row, since the mean is not known before the map was
 read, and squares of what is far from zero would cancel in float32. With a first row of the share f of a map's values,
@@ -20,10 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueup.kernels.triton_launch import Launch, aligned_of, processors
+from trueup.kernels.triton_launch import Launch, aligned_of
 
 ROWS = 16  # of a segment, at most
-PROGRAMS_PER_PROCESSOR = 2  # below, maps are shared out by segments
 PER_THREAD = 8  # values in flight
 REGISTERS = 128  # a thread: twice as many threads at once, for a few values that are put aside between the passes
 
@@ -117,7 +116,7 @@ def _plan_of(x: Tensor, usual: Tensor, gate: Tensor, bands: bool, measure: bool,
 def _plan(
     shape: tuple[int, ...],
     _dtype: torch.dtype,
-    device: torch.device,
+    _device: torch.device,
     last: bool,
     bands: bool,
     measure: bool,
@@ -140,7 +139,7 @@ def _plan(
     each = -(-rows // segments)
     tiles = -(-channels // maps)
     if split is None:
-        split = segments > 1 and tiles * batch < PROGRAMS_PER_PROCESSOR * processors(device)
+        split = segments > 1
     constants = (maps, across, each, last, channels % maps == 0, bands)
     warps = max(1, min(8, maps * across // (32 * PER_THREAD)))
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
@@ -152,8 +151,8 @@ def _plan(
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
         (channels, n, width, rows, segments),
         Launch(whole, (tiles * batch, 1, 1), (*constants, *rule), **options),
-        Launch(_sum_segments, (tiles, segments, batch), (*constants, measure), **options),
-        Launch(write, (tiles, 1 if measure else segments, batch), (*constants, *rule), **options),
+        Launch(_sum_segments, (tiles * segments * batch, 1, 1), (*constants, measure), **options),
+        Launch(write, (tiles * (1 if measure else segments) * batch, 1, 1), (*constants, *rule), **options),
     )
 
 
@@ -168,7 +167,7 @@ def _realign_whole(
     MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
     BANDS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    image, channel = _whole_maps(channels, MAPS)
+    image, _only, channel = _part(channels, 1, MAPS)
     x += image * channels * n
     gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
     pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
@@ -194,8 +193,7 @@ def _realign_segments(
     MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
     BANDS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    image = tl.program_id(2).to(tl.int64)
-    channel = tl.program_id(0) * MAPS + tl.arange(0, MAPS)
+    image, part, channel = _part(channels, segments, MAPS)
     x += image * channels * n
     gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
     pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
@@ -210,7 +208,7 @@ def _realign_segments(
         high2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
     start, first, second, moves = _rule(usual, gate, channel, pivot, total, low, low2, high2, channels, n, BANDS, GATED)
     _write(
-        x, out + image * channels * n, channel, tl.program_id(1) * EACH, start, first, second, moves,
+        x, out + image * channels * n, channel, part * EACH, start, first, second, moves,
         channels, n, width, rows, MAPS, ACROSS, EACH, LAST, EVEN, BANDS,
     )  # fmt: skip
 
@@ -221,7 +219,7 @@ def _measure_whole(
     MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
     BANDS: tl.constexpr,
 ):  # fmt: skip
-    image, channel = _whole_maps(channels, MAPS)
+    image, _only, channel = _part(channels, 1, MAPS)
     x += image * channels * n
     pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
     nothing = tl.zeros([MAPS], tl.float32)
@@ -240,8 +238,7 @@ def _measure_segments(
     MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,  # noqa: ARG001
     BANDS: tl.constexpr,
 ):  # fmt: skip
-    image = tl.program_id(2).to(tl.int64)
-    channel = tl.program_id(0) * MAPS + tl.arange(0, MAPS)
+    image, _only, channel = _part(channels, 1, MAPS)
     pivot = _pivot(x + image * channels * n, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
     nothing = tl.zeros([MAPS], tl.float32)
     total, low, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
@@ -263,9 +260,7 @@ def _sum_segments(
     MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
     BANDS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    image = tl.program_id(2).to(tl.int64)
-    segment = tl.program_id(1)
-    channel = tl.program_id(0) * MAPS + tl.arange(0, MAPS)
+    image, segment, channel = _part(channels, segments, MAPS)
     x += image * channels * n
     pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
     total, low, low2, high2, square, rough = _sums(
@@ -283,11 +278,13 @@ def _sum_segments(
 
 
 @triton.jit
-def _whole_maps(channels, MAPS: tl.constexpr):
-    """Which image and which of its channels a program does: all counted along one axis, the others end at 65,535."""
+def _part(channels, segments, MAPS: tl.constexpr):
+    """Which image, segment and channels a program does: all counted along one axis, the others end at 65,535."""
     tiles = tl.cdiv(channels, MAPS)
-    image = tl.program_id(0) // tiles
-    return image.to(tl.int64), (tl.program_id(0) - image * tiles) * MAPS + tl.arange(0, MAPS)
+    above = tl.program_id(0) // tiles
+    image = above // segments
+    channel = (tl.program_id(0) - above * tiles) * MAPS + tl.arange(0, MAPS)
+    return image.to(tl.int64), above - image * segments, channel
 
 
 @triton.jit
@@ -327,20 +324,7 @@ def _share(at, length):
 def _pivot(x, channel, channels, n, width, rows, ACROSS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr):
     """The mean of the first row of each map."""
     row = _load(x, channel, 0, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-    return _across(row.to(tl.float32), channel.shape[0], ACROSS) / width
-
-
-@triton.jit
-def _across(values, MAPS: tl.constexpr, ACROSS: tl.constexpr):
-    """The sum of each row `(MAPS,)`, always by pairs of neighbours.
-
-    `tl.sum` begins with what one thread has, and which values these are is up to the rest of a kernel.
-    """
-    for step in tl.static_range(16):
-        if ACROSS >> step > 1:
-            left, right = tl.split(tl.reshape(values, [MAPS, ACROSS >> (step + 1), 2]))
-            values = left + right
-    return tl.reshape(values, [MAPS])
+    return tl.sum(row.to(tl.float32), axis=1) / width
 
 
 @triton.jit
@@ -384,8 +368,8 @@ def _sums(
             total += row
             low2 = tl.fma(row, row, low2)
     return (
-        _across(total, MAPS, ACROSS), _across(low, MAPS, ACROSS), _across(low2, MAPS, ACROSS),
-        _across(high2, MAPS, ACROSS), _across(square, MAPS, ACROSS), _across(rough, MAPS, ACROSS),
+        tl.sum(total, axis=1), tl.sum(low, axis=1), tl.sum(low2, axis=1), tl.sum(high2, axis=1),
+        tl.sum(square, axis=1), tl.sum(rough, axis=1),
     )  # fmt: skip
 
 

@@ -35,8 +35,7 @@ class Case:
 
 def _operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iterator[Row]]:
     def measure(device: torch.device) -> Iterator[Row]:
-        works = _operator_works(batch, n, device)
-        times = side_by_side(works, device)
+        times = side_by_side(_on_device(_operator_works(batch, n, device), device), device)
         for name in ("correction", "correction by sorting"):
             yield _row(
                 f"operator, {batch} x {n}", name, "copy", times, reach if name == "correction" else None, n, batch
@@ -51,17 +50,20 @@ def _scaling(device: torch.device) -> Iterator[Row]:
     shapes = [(4, n) for n in (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, largest)]
     shapes += [(batch, 16_384) for batch in (1, 4, 16, 64, 256, 1024)]
     for batch, n in shapes:
-        works: dict[str, Callable[[], object]] = {**_operator_works(batch, n, device)}
+        works = _operator_works(batch, n, device)
         if batch * n > 2**23 and device.type == "cpu":
             del works["correction by sorting"]  # minutes
-        if device.type == "cuda":  # what the device takes: starting a kernel takes longer than small ones run
-            works = {name: captured(work) for name, work in works.items()}
-        times = side_by_side(works, device, seconds=0.2)
+        times = side_by_side(_on_device(works, device), device, seconds=0.2)
         for name in [name for name in times if name != "copy"]:
             yield _row("scaling", name, "copy", times, None, n, batch)
 
 
-def _operator_works(batch: int, n: int, device: torch.device) -> dict[str, Callable[[], Tensor]]:
+def _on_device(works: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, Callable[[], Any]]:
+    """What the device takes: to start a kernel takes longer than a small one runs, so they are started as graphs."""
+    return {name: captured(work) for name, work in works.items()} if device.type == "cuda" else works
+
+
+def _operator_works(batch: int, n: int, device: torch.device) -> dict[str, Callable[[], Any]]:
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(batch, n, device=device, generator=generator)
     target, levels = torch.randn(1025, device=device, generator=generator).relu().sort().values, functional.levels(1025)
