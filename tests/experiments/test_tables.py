@@ -76,7 +76,7 @@ def test_our_rule_is_judged_on_the_fifteen_corruptions_that_it_was_not_chosen_on
     assert cells(experiment("rivals"), rows)["average", "bn, uncorrected"].value == pytest.approx(15 * 40 / 19)
 
 
-def test_gains_are_paired_over_the_models_and_images_that_all_methods_have(tmp_path):
+def test_gains_are_paired_over_the_models_and_images_that_both_methods_have(tmp_path):
     beyond = experiment("beyond-cifar10")
     plain, papers, *_, ours = (column for column in beyond.columns if column.norm == "bn")
     rows = [row for seed in range(3) for row in rows_of(seed, plain.method.name, lambda *_, s=seed: 40.0 + 10 * s)]
@@ -87,11 +87,13 @@ def test_gains_are_paired_over_the_models_and_images_that_all_methods_have(tmp_p
     assert differences(beyond, ours, papers, rows)["clean"] == (pytest.approx(1), 0)
     more = [replace(row, images=1000) for seed in range(3) for row in rows_of(seed, "uncorrected", lambda *_: 90.0)]
     assert differences(beyond, ours, plain, rows + more) == gains  # pairs are of the same images
+    started = rows_of(2, ours.method.name, lambda *_: 0.0)[:-1]
+    assert differences(beyond, ours, plain, rows + started) == gains  # and of models that have all test sets
 
     begin(rows_file(tmp_path, "cifar10"))
     append_rows(rows_file(tmp_path, "cifar10"), rows)
     (line,) = (line for line in report(tmp_path).splitlines() if f"| `{ours.method.name}` | 49" in line)
-    assert line.endswith("| +4.00 ± 1.41 | +1.00 ± 0.00 | - |")
+    assert line.endswith("| +4.00 ± 1.41 | +1.00 ± 0.00 | - | - | - |")
 
 
 def test_of_two_calibrations_the_larger_one_counts():
@@ -110,6 +112,13 @@ def test_a_cell_that_is_not_complete_is_not_there():
     assert ("fog", "bn") not in table
     assert ("average", "bn") not in table
     assert ("snow", "bn") in table
+
+
+def test_a_model_that_has_all_test_sets_is_not_kept_back_by_one_that_has_not():
+    rows = rows_of(0, "uncorrected", lambda *_: 50.0)
+    started = [replace(row, images=1000) for row in rows_of(1, "uncorrected", lambda *_: 90.0)[:-1]]
+    measured = cells(experiment("table2"), rows + started)["average", "bn"]
+    assert (measured.value, measured.models, measured.images) == (pytest.approx(50), 1, 100)
 
 
 def test_more_images_replace_fewer():

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from trueup.evaluation import Mixed, Row, read_rows
+from trueup.evaluation import Row, read_rows
 from trueup.experiments.paper import Cell, paper
 from trueup.experiments.run import lacking, rows_file
-from trueup.experiments.specs import EXPERIMENTS, Column, Experiment
+from trueup.experiments.specs import EXPERIMENTS, MIXING, Column, Experiment
 from trueup.experiments.tables import Measured, cells, differences, matching, mce
 from trueup.performance import rows as performance
 
@@ -188,8 +188,7 @@ def _paired(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
             continue
         plain, papers = (_like(experiment, column, number) for number in (0, 1))
         gains = {base.label: differences(experiment, column, base, rows) for base in (plain, papers)}
-        rivals = [c for c in experiment.columns if c.norm == column.norm and isinstance(c.method, Mixed)]
-        mixing = [m.value for c in rivals if (m := ours.get(("average", c.label)))]
+        rivals = [c for c in experiment.columns if c.norm == column.norm and c.method in MIXING]
         average = ours["average", column.label]
         body.append(
             [
@@ -203,12 +202,13 @@ def _paired(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
                 _number(average.cell),
                 _gap(gains[plain.label].get("average")),
                 _gap(gains[papers.label].get("average")),
-                f"{average.value - max(mixing):+.2f}" if mixing else "-",
+                *(_gap(differences(experiment, column, rival, rows).get("average")) for rival in rivals),
+                *(["-"] * (len(MIXING) - len(rivals))),
             ]
         )
     if not body:
         return ["Not measured yet.", ""]
-    against = ("over uncorrected", "over the paper's", "over the best mixing")
+    against = ("over uncorrected", "over the paper's", *(f"over mixing, N = {method.prior}" for method in MIXING))
     head = ["norm", "models", "images", "method", "clean", "gain on clean", "severity 5", "average", *against]
     return [*_markdown(head, body), ""]
 

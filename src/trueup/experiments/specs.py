@@ -35,6 +35,9 @@ ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
 RULES = (Realign(), Realign(budget=0.01, strength=0.05), Realign(budget=0.01, passes=1))
 """The settings of our own rule that are reported."""
 
+MIXING = (Mixed(4), Mixed(8), Mixed(16))
+"""The settings of BN mixing that are reported: from the strongest to one that costs nothing on clean images."""
+
 FEW = 100
 """Images a set where a method has to see them one at a time."""
 
@@ -148,14 +151,8 @@ def _beyond(set_name: str, norms: tuple[str, ...]) -> tuple[Column, ...]:
     columns = []
     for norm in norms:
         papers = PAPERS[set_name].get(norm, PAPERS[set_name]["bn"])
-        mixed = (Mixed(4), Mixed(8), Mixed(16)) if norm in ("bn", PUBLIC) else ()
-        methods: tuple[Method, ...] = (
-            Uncorrected(),
-            papers,
-            changed(papers, location="match"),
-            *mixed,
-            *RULES,
-        )
+        mixed = MIXING if norm in ("bn", PUBLIC) else ()
+        methods: tuple[Method, ...] = (Uncorrected(), papers, changed(papers, location="match"), *mixed, *RULES)
         columns += [Column(f"{norm}, {method.name}", set_name, norm, method) for method in methods]
     return tuple(columns)
 

@@ -33,13 +33,18 @@ class Measured:
 def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], Measured]:
     """Ours by (row, column label), as in `trueup.experiments.paper`; only what has been measured completely.
 
-    A cell is there when every model that has any row of the column has all of the cell's test sets.
+    A column is of the models that have all its test sets. Where none has, a cell is there when every model that has any
+    row of the column has all of the cell's.
     """
     table: dict[tuple[str, str], Measured] = {}
+    groups = _groups(experiment)
     for column in experiment.columns:
-        mine = _used(experiment, column, rows)
-        accuracies = _by_seed(column, mine)
-        for label, weights in _groups(experiment).items():
+        wanted = _cases_of(groups)
+        mine = _whole(matching(column, rows, all_sizes=True), wanted) or [
+            row for row in matching(column, rows) if _case(row) in wanted
+        ]
+        accuracies = _by_seed(mine)
+        for label, weights in groups.items():
             if values := _complete(accuracies, weights):
                 spread = stdev(values) if len(values) > 1 else None
                 images = min(row.images for row in mine)
@@ -50,14 +55,20 @@ def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], 
 def differences(
     experiment: Experiment, column: Column, base: Column, rows: Sequence[Row]
 ) -> dict[str, tuple[float, float | None]]:
-    """How much more a column has than `base`, by row of the table: the mean over models that both have, and spread."""
-    found = [_by_seed(c, _used(experiment, c, rows)) for c in (column, base)]
-    both = [{seed: mine[seed] for seed in found[0] if seed in found[1]} for mine in found]
+    """How much more a column has than `base`, by row of the table: the mean over models, and spread.
+
+    Pairs are of the same models, which both have all test sets of, and of the same images.
+    """
+    groups = _groups(experiment)
+    found = [matching(c, rows, all_sizes=True) for c in (column, base)]
+    common = set.intersection(*({(*_case(row), row.seed, row.images) for row in mine} for mine in found))
+    ours, theirs = (
+        _by_seed(_whole([row for row in mine if (*_case(row), row.seed, row.images) in common], _cases_of(groups)))
+        for mine in found
+    )
     table = {}
-    for label, weights in _groups(experiment).items():
-        ours, theirs = (_complete(accuracies, weights) for accuracies in both)
-        if ours and theirs:
-            gaps = [a - b for a, b in zip(ours, theirs, strict=True)]
+    for label, weights in groups.items():
+        if gaps := [a - b for a, b in zip(_complete(ours, weights), _complete(theirs, weights), strict=True)]:
             table[label] = fmean(gaps), stdev(gaps) if len(gaps) > 1 else None
     return table
 
@@ -78,7 +89,8 @@ def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
     if experiment.rows == "curve":
         return {"average": average}
     if experiment.rows in ("stream", "paired"):
-        return {"clean": {(CLEAN, 0): 1.0}, "severity 5": {(name, 5): 1.0 for name in names}, "average": average}
+        worst = {} if experiment.set == "mnist" else {"severity 5": {(name, 5): 1.0 for name in names}}
+        return {"clean": {(CLEAN, 0): 1.0}, **worst, "average": average}
     return {**each, CLEAN: {(CLEAN, 0): 1.0}, "average": average}
 
 
@@ -89,31 +101,33 @@ def _cases(name: str, experiment: Experiment) -> list[tuple[str, int]]:
     return [(name if severity else CLEAN, severity) for severity in experiment.severities]
 
 
-def _by_seed(column: Column, rows: Sequence[Row]) -> dict[int, dict[tuple[str, int], float]]:
-    """Accuracies of a column's models by test set; MNIST-C's severities, being one each, are all called 0."""
+def _cases_of(groups: dict[str, dict[tuple[str, int], float]]) -> set[tuple[str, int]]:
+    return {case for weights in groups.values() for case in weights}
+
+
+def _case(row: Row) -> tuple[str, int]:
+    """A row's test set; MNIST-C's severities, being one each, are all called 0."""
+    return row.corruption, 0 if row.model.endswith("mnist") else row.severity
+
+
+def _by_seed(rows: Sequence[Row]) -> dict[int, dict[tuple[str, int], float]]:
+    """Accuracies by model and test set, the models in order."""
     found: dict[int, dict[tuple[str, int], float]] = {}
-    for row in rows:
-        severity = 0 if column.set == "mnist" else row.severity
-        found.setdefault(row.seed, {})[row.corruption, severity] = row.accuracy
+    for row in sorted(rows, key=lambda row: row.seed):
+        found.setdefault(row.seed, {})[_case(row)] = row.accuracy
     return found
 
 
-def _used(experiment: Experiment, column: Column, rows: Sequence[Row]) -> list[Row]:
-    """The rows of a column; in a table of pairs, of each test set those of models and images that all methods have."""
-    if experiment.rows != "paired":
-        return matching(column, rows)
-    common: dict[tuple[str, int], set[tuple[int, int]]] = {}
-    for other in (c for c in experiment.columns if c.norm == column.norm):
-        seen: dict[tuple[str, int], set[tuple[int, int]]] = {}
-        for row in matching(other, rows, all_sizes=True):
-            seen.setdefault((row.corruption, row.severity), set()).add((row.images, row.seed))
-        common |= {case: common.get(case, found) & found for case, found in seen.items()}
-    most = {case: max((images for images, _ in pairs), default=0) for case, pairs in common.items()}
-    return [
-        row
-        for row in matching(column, rows, all_sizes=True)
-        if row.images == most[case := (row.corruption, row.severity)] and (row.images, row.seed) in common[case]
-    ]
+def _whole(rows: Sequence[Row], wanted: set[tuple[str, int]]) -> list[Row]:
+    """Of the models that have all the test sets `wanted`, each set on the most images; those with the most at least."""
+    rows = [row for row in rows if _case(row) in wanted]
+    most: dict[int, dict[tuple[str, int], int]] = {}
+    for row in rows:
+        sets = most.setdefault(row.seed, {})
+        sets[_case(row)] = max(row.images, sets.get(_case(row), 0))
+    least = {seed: min(sets.values()) for seed, sets in most.items() if sets.keys() == wanted}
+    chosen = {seed for seed, images in least.items() if images == max(least.values())}
+    return [row for row in rows if row.seed in chosen and row.images == most[row.seed][_case(row)]]
 
 
 def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) -> list[Row]:
