@@ -121,6 +121,24 @@ def test_a_model_that_has_all_test_sets_is_not_kept_back_by_one_that_has_not():
     assert (measured.value, measured.models, measured.images) == (pytest.approx(50), 1, 100)
 
 
+def test_a_column_on_fewer_images_than_the_uncorrected_one_is_left_out():
+    many = [replace(row, images=1000) for row in rows_of(0, "uncorrected", lambda *_: 50.0)]
+    few = rows_of(0, CORRECTED, lambda *_: 60.0)
+    assert {label for _, label in cells(experiment("table2"), many + few)} == {"bn"}
+    assert "bn, evidence" in {
+        label
+        for _, label in cells(experiment("beyond-cifar10"), many + [replace(row, method="evidence") for row in few])
+    }
+
+
+def test_all_test_sets_of_a_column_have_as_many_images():
+    few = rows_of(0, "uncorrected", lambda *_: 50.0)
+    many = [replace(row, images=1000, accuracy=90.0) for row in few]
+    table = cells(experiment("table2"), few + many[:-1])  # one is missing
+    assert table["identity", "bn"].value == pytest.approx(90)  # of clean images, as many as there are
+    assert table["fog", "bn"].value == pytest.approx((5 * 50 + 90) / 6)
+
+
 def test_more_images_replace_fewer():
     few = rows_of(0, "uncorrected", lambda *_: 50.0)
     many = [replace(row, images=1000, accuracy=60.0) for row in few]

@@ -237,15 +237,16 @@ def _readings(rows: dict[str, list[Row]]) -> str:
     for experiment in EXPERIMENTS:
         if not experiment.name.startswith("table") or not experiment.columns:
             continue
-        ours, theirs = cells(experiment, rows[experiment.set]), paper(experiment.name)
+        theirs = paper(experiment.name)
         line = [experiment.name]
         for ending in ("(c)", "(c, match)"):
             gaps = [
-                abs((m.value - plain.value) - (theirs[row, c.papers].value - theirs[row, c.norm].value))
+                abs(gain[row][0] - (theirs[row, c.papers].value - theirs[row, c.norm].value))
                 for c in experiment.columns
-                if c.label.endswith(ending) and ("average", c.label) in ours  # the whole column
+                if c.label.endswith(ending)
+                for gain in [differences(experiment, c, _like(experiment, c, 0), rows[experiment.set])]
                 for row in dict.fromkeys(row for row, _ in theirs)
-                if (m := ours.get((row, c.label))) and (plain := ours.get((row, c.norm)))
+                if row in gain
             ]
             line.append(f"{fmean(gaps):.2f}" if gaps else "-")
         body.append(line)

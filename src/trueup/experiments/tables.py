@@ -34,20 +34,24 @@ def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], 
     """Ours by (row, column label), as in `trueup.experiments.paper`; only what has been measured completely.
 
     A column is of the models that have all its test sets. Where none has, a cell is there when every model that has any
-    row of the column has all of the cell's.
+    row of the column has all of the cell's. A column on fewer images than the first of its norm cannot be compared with
+    it, and is left out, unless the table says how many there are.
     """
     table: dict[tuple[str, str], Measured] = {}
     groups = _groups(experiment)
+    sizes: dict[str, int] = {}
     for column in experiment.columns:
         wanted = _cases_of(groups)
         mine = _whole(matching(column, rows, all_sizes=True), wanted) or [
             row for row in matching(column, rows) if _case(row) in wanted
         ]
         accuracies = _by_seed(mine)
+        images = min((row.images for row in mine), default=0)
+        if images < sizes.setdefault(column.norm, images) and experiment.rows in ("corruption", "severity"):
+            continue
         for label, weights in groups.items():
             if values := _complete(accuracies, weights):
                 spread = stdev(values) if len(values) > 1 else None
-                images = min(row.images for row in mine)
                 table[label, column.label] = Measured(fmean(values), spread, len(values), images)
     return table
 
@@ -119,15 +123,22 @@ def _by_seed(rows: Sequence[Row]) -> dict[int, dict[tuple[str, int], float]]:
 
 
 def _whole(rows: Sequence[Row], wanted: set[tuple[str, int]]) -> list[Row]:
-    """Of the models that have all the test sets `wanted`, each set on the most images; those with the most at least."""
-    rows = [row for row in rows if _case(row) in wanted]
-    most: dict[int, dict[tuple[str, int], int]] = {}
+    """Of the models that have all the test sets `wanted` on one number of images, the largest; clean may be more."""
+    by_size: dict[int, dict[int, list[Row]]] = {}
     for row in rows:
-        sets = most.setdefault(row.seed, {})
-        sets[_case(row)] = max(row.images, sets.get(_case(row), 0))
-    least = {seed: min(sets.values()) for seed, sets in most.items() if sets.keys() == wanted}
-    chosen = {seed for seed, images in least.items() if images == max(least.values())}
-    return [row for row in rows if row.seed in chosen and row.images == most[row.seed][_case(row)]]
+        if _case(row) in wanted:
+            by_size.setdefault(row.images, {}).setdefault(row.seed, []).append(row)
+    clean = {row.seed: row for row in sorted(rows, key=lambda row: row.images) if row.corruption == CLEAN}
+    for images in sorted(by_size, reverse=True):
+        whole: list[Row] = []
+        for seed, found in by_size[images].items():
+            corrupted = [row for row in found if row.corruption != CLEAN]
+            mine = corrupted + ([clean[seed]] if seed in clean else [])
+            if corrupted and wanted <= {_case(row) for row in mine}:
+                whole += mine
+        if whole:
+            return whole
+    return []
 
 
 def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) -> list[Row]:
