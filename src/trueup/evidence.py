@@ -22,9 +22,9 @@ class Evidence:
 
     `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean
     images that are as unusual as this one, the image's openness is g = log(20 α / p) / log 20, between 0 and 1.
-    With 0, no image counts as unusual; with 1, all do, and nothing is asked. p is at least 1 / (n + 1) for n held-
-    out images, half of those that were kept: with a few dozen calibration images, a small budget can open the gate
-    only in part, or not at all.
+    With 0, no image counts as unusual; with 1, all do, and nothing is asked. p is at least 1 / (n + 1) for n
+    held-out images, half of those that were kept: with a few dozen calibration images, a small budget can open the
+    gate only in part, or not at all.
 
     With `passes=2` the model answers twice, as it is and corrected, and its answer is the mean of the two, with the
     weight (1 + g) / 2 on the corrected one: half and half for an image like clean ones, the corrected one alone for
