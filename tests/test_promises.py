@@ -167,7 +167,8 @@ class TestIdentity:
 
             def forward(self, x):
                 y = self.network(x)
-                return {"logits": y, "class": y.argmax(1), "mean": y.mean(), "size": x.shape[2]}
+                found = y[y > y.mean()]  # a different number in both answers
+                return {"logits": y, "class": y.argmax(1), "mean": y.mean(), "size": x.shape[2], "found": (found,)}
 
         model, x = Answers().eval(), torch.cat([images(20, seed=7), dark(20)])
         targets = trueup.calibrate(model, [images(24)])
@@ -176,6 +177,7 @@ class TestIdentity:
         hedged = trueup.correct(model, targets, trueup.Evidence(strength=1))(x)
         assert hedged["class"].equal(corrected["class"])
         assert hedged["mean"].equal(corrected["mean"])
+        assert hedged["found"][0].equal(corrected["found"][0])
         assert hedged["size"] == 32
         assert not hedged["logits"].equal(corrected["logits"])
 

@@ -186,13 +186,13 @@ class _Open(_AtSite):
 class _Blend(nn.Module):
     """One answer of two: for an image that is open by g, the weight of the corrected one is (1 + g) / 2.
 
-    An answer may be a tensor, or tensors in lists, tuples and dictionaries. What is not a number an image, such as a
-    class, cannot be averaged: there, it is the corrected one.
+    An answer may be a tensor, or tensors in lists, tuples and dictionaries. What are not numbers for each image, such as
+    classes, or boxes of which there are more in one answer, cannot be averaged: there, it is the corrected one.
     """
 
     def forward(self, own: Any, corrected: Any, openness: Tensor | None = None) -> Any:
         def mean(own: Any, corrected: Any) -> Any:
-            if not isinstance(corrected, Tensor) or not corrected.is_floating_point():
+            if not isinstance(corrected, Tensor) or not corrected.is_floating_point() or own.shape != corrected.shape:
                 return corrected
             if openness is None:
                 return torch.lerp(own, corrected, 0.5)
