@@ -259,6 +259,7 @@ def test_what_has_no_channels_is_refused(bad):
         ({"bands": 1}, r"bands=1\): want True or False"),
         ({"passes": 3}, r"passes=3\): want 1, which is cheaper, or 2, which is better"),
         ({"passes": True}, r"passes=True\): want 1"),
+        ({"passes": 2.0}, r"passes=2.0\): want 1"),
         ({"budget": float("nan")}, r"budget=nan"),
         ({"budget": True}, r"budget=True"),
         ({"budget": "0.1"}, r"budget='0.1'"),

@@ -356,6 +356,8 @@ WRITES = {
     "the input, by an operator": lambda self, x: operator.iadd(x, 0.5),
     "a view of the input": lambda self, x: (x.flatten(1).mul_(0.5), x)[1],
     "a buffer": lambda self, x: (self.total.add_(x.mean()), x)[1],
+    "a buffer that is read again": lambda self, x: (self.total.add_(x.mean()), x - self.total)[1],
+    "a buffer, as out=": lambda self, x: (torch.add(self.total, x.mean(), out=self.total), x - self.total)[1],
 }
 
 
@@ -490,6 +492,39 @@ class TestBlend:
             robust(x)
             values.append(robust.blend.value[0])
         assert values[0].equal(values[1])
+
+    @pytest.mark.parametrize("how", ["dictionary", "arguments", "keywords"])
+    def test_inputs_of_any_structure_are_overwritten_once(self, how):
+        class Halves(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 3)
+
+            def half(self, x: Tensor) -> Tensor:
+                return F.relu(self.conv(x.mul_(0.5)))
+
+        class Dictionary(Halves):
+            def forward(self, batch: dict[str, Tensor]) -> Tensor:
+                return self.half(batch["x"])
+
+        class Arguments(Halves):
+            def forward(self, *given: Tensor) -> Tensor:
+                return self.half(given[0])
+
+        class Keywords(Halves):
+            def forward(self, **given: Tensor) -> Tensor:
+                return self.half(given["x"])
+
+        def call(network: nn.Module, x: Tensor) -> Tensor:
+            return network({"x": x}) if how == "dictionary" else network(x) if how == "arguments" else network(x=x)
+
+        model = {"dictionary": Dictionary, "arguments": Arguments, "keywords": Keywords}[how]().eval()
+        x, robust = images(2), Retrofit(model, lambda _: _Scale(), blend=_Both())
+        wanted, given = call(model, x.clone()), x.clone()
+        call(robust, given)
+        torch.testing.assert_close(robust.blend.own, wanted)
+        torch.testing.assert_close(robust.blend.corrected, 3 * wanted)
+        torch.testing.assert_close(given, x / 2)
 
     def test_outputs_of_any_structure(self):
         class Many(nn.Module):

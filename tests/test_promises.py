@@ -181,6 +181,39 @@ class TestIdentity:
         assert hedged["size"] == 32
         assert not hedged["logits"].equal(corrected["logits"])
 
+    def test_classes_that_a_model_rules_out_stay_so(self):
+        class Masked(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.network = make("resnet")
+
+            def forward(self, x):
+                return self.network(x).masked_fill(torch.arange(10) == 3, -torch.inf)
+
+        model, x = Masked().eval(), torch.cat([images(4, seed=7), dark(4)])
+        targets = trueup.calibrate(model, images(200).split(50))
+        for rule in (HEDGED, replace(HEDGED, budget=0)):
+            hedged = trueup.correct(model, targets, rule)(x)
+            assert (hedged[:, 3] == -torch.inf).all()
+            assert hedged[:, [0, 1, 2, 4, 5, 6, 7, 8, 9]].isfinite().all()
+
+    def test_an_answer_of_which_nothing_can_be_averaged_is_refused(self):
+        class Classes(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.network = make("resnet")
+
+            def forward(self, x):
+                return self.network(x).argmax(1)
+
+        model = Classes().eval()
+        targets = trueup.calibrate(model, [images(24)])
+        with pytest.raises(
+            TypeError, match=r"averages two answers.*a Tensor; correct it with trueup.Evidence\(passes=1\)"
+        ):
+            trueup.correct(model, targets, HEDGED)(dark())
+        assert trueup.correct(model, targets, IN_PASSING)(dark()).shape == (8,)
+
     def test_in_passing_there_must_be_something_left_to_correct(self):
         model = make("resnet")
         targets = trueup.calibrate(model, [images(20)])

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_structure
 
 from trueup import functional, kernels
 from trueup.correction import Correction
@@ -186,22 +186,33 @@ class _Open(_AtSite):
 class _Blend(nn.Module):
     """One answer of two: for an image that is open by g, the weight of the corrected one is (1 + g) / 2.
 
-    An answer may be a tensor, or tensors in lists, tuples and dictionaries. What are not numbers for each image, such as
-    classes, or boxes of which there are more in one answer, cannot be averaged: there, it is the corrected one.
+    An answer may be a tensor, or tensors in lists, tuples and dictionaries. What are not numbers for each image, such
+    as classes, or boxes of which there are more in one answer, cannot be averaged: there, it is the corrected one.
     """
 
     def forward(self, own: Any, corrected: Any, openness: Tensor | None = None) -> Any:
-        def mean(own: Any, corrected: Any) -> Any:
-            if not isinstance(corrected, Tensor) or not corrected.is_floating_point() or own.shape != corrected.shape:
-                return corrected
-            if openness is None:
-                return torch.lerp(own, corrected, 0.5)
-            if corrected.dim() == 0 or corrected.shape[0] != openness.shape[0]:
-                return corrected
-            weight = (0.5 * (1 + openness)).to(corrected.dtype).view(-1, *(1,) * (corrected.dim() - 1))
-            return torch.lerp(own, corrected, weight)
+        averaged = []
 
-        return tree_map(mean, own, corrected)
+        def mean(own: Any, corrected: Any) -> Any:
+            if not isinstance(corrected, Tensor) or not corrected.is_floating_point() or corrected.dim() == 0:
+                return corrected
+            if own.shape != corrected.shape or (openness is not None and corrected.shape[0] != openness.shape[0]):
+                return corrected
+            averaged.append(True)
+            if openness is None:
+                return 0.5 * own + 0.5 * corrected
+            weight = (0.5 * (1 + openness)).to(corrected.dtype).view(-1, *(1,) * (corrected.dim() - 1))
+            # Not torch.lerp, which makes NaN of what is infinite in both, as where a model rules classes out.
+            return torch.where(weight == 1, corrected, (1 - weight) * own + weight * corrected)
+
+        alike = tree_structure(own) == tree_structure(corrected)
+        answer = tree_map(mean, own, corrected) if alike else corrected
+        if not averaged:
+            raise TypeError(
+                "Evidence(passes=2) averages two answers of the model, and found no floating-point tensor with a row "
+                f"for each image in this one, a {type(corrected).__name__}; correct it with trueup.Evidence(passes=1)"
+            )
+        return answer
 
 
 class _Realign(_AtSite):

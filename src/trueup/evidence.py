@@ -55,7 +55,7 @@ class Evidence:
                 raise ValueError(f"Evidence({name}={value!r}): {meaning} lies between 0 and 1; {advice}")
         if not isinstance(self.bands, bool):
             raise ValueError(f"Evidence(bands={self.bands!r}): want True or False")
-        if isinstance(self.passes, bool) or self.passes not in (1, 2):
+        if type(self.passes) is not int or self.passes not in (1, 2):
             raise ValueError(f"Evidence(passes={self.passes!r}): want 1, which is cheaper, or 2, which is better")
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
 
 from trueup.graph.memory import is_in_place
 
@@ -62,12 +63,16 @@ def run_ahead(graph: fx.Graph, root: nn.Module) -> Callable[[Any], Any]:
     """
     order = list(graph.nodes)
     copies: dict[fx.Node, fx.Node] = {}
+    written = {node.target for node in order if node.op == "get_attr" and _is_written(root, node)}
+    owned: dict[Any, fx.Node] = {}  # one copy of a buffer, by whichever node it is named
     with graph.inserting_before(next(node for node in order if node.op != "placeholder")):
         for node in order[:-1]:  # the last is the output
             if node.op != "placeholder":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-            if node.op == "placeholder" or (node.op == "get_attr" and _is_written(root, node)):
-                copies[node] = graph.call_function(own, (copies.get(node, node),))
+            if node.op == "placeholder" or (node.op == "get_attr" and node.target in written):
+                if node.target not in owned:
+                    owned[node.target] = graph.call_function(own, (copies.get(node, node),))
+                copies[node] = owned[node.target]
     return lambda nodes: fx.map_arg(nodes, copies.__getitem__)
 
 
@@ -79,9 +84,12 @@ def blend(graph: fx.Graph, target: str, ahead: Any, *more: fx.Node) -> None:
 
 
 def own(value: Any) -> Any:
-    """A copy of a tensor; anything else as it is."""
-    return value.clone() if isinstance(value, Tensor) else value
+    """A copy of a tensor, or of those in lists, tuples and dictionaries; anything else as it is."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, value)
 
 
 def _is_written(root: nn.Module, node: fx.Node) -> bool:
-    return any(is_in_place(root, user) and user.all_input_nodes[0] is node for user in node.users)
+    return any(
+        (is_in_place(root, user) and user.all_input_nodes[0] is node) or user.kwargs.get("out") is node
+        for user in node.users
+    )
