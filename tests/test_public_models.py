@@ -103,7 +103,7 @@ def test_resnet50_with_one_relu_in_each_block_has_49_sites_and_is_corrected(data
     folder = ImageFolder(data_path("imagenet_val_1k", "val"))
     x = IMAGENET(torch.stack([folder[i][0] for i in range(0, 1000, 250)]))
     assert len(trueup.sites(model)) == 49
-    robust = trueup.correct(model, trueup.calibrate(model, [x[:2]]))
+    robust = trueup.correct(model, trueup.calibrate(model, [x[:2]]), trueup.Correction())
     with torch.inference_mode():
         plain, corrected = model(x[2:]), robust(x[2:])
     assert corrected.isfinite().all()

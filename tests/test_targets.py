@@ -370,7 +370,7 @@ def test_targets_of_norms_alone_serve_evidence_only():
     assert repr(targets) == "Targets(0 sites, 7 norms, 8 images)"
     assert trueup.correct(model, targets, trueup.Evidence())(images(2)).shape == (2, 10)
     with pytest.raises(ValueError, match="Correction needs targets of activations"):
-        trueup.correct(model, targets)
+        trueup.correct(model, targets, trueup.Correction())
 
 
 def test_a_model_without_norms_has_nothing_for_evidence():
