@@ -1,4 +1,4 @@
-# make demo   see the correction at work (builds .venv first)
+# make demo   see both rules at work (builds .venv first)
 # make test   all checks: ruff, mypy, pytest with doctests
 # make test-slow / test-gpu / test-oracle   what takes minutes / needs a CUDA device / compares with other packages
 # make format

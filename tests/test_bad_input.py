@@ -134,7 +134,7 @@ def test_images_and_targets_go_to_the_models_device():
     [
         (lambda m, t: trueup.calibrate(m, images(2)), TypeError, r"loader is a tensor.*\[images\]"),
         (lambda m, t: trueup.correct(m, "vgg.safetensors"), TypeError, r"got str; .*Targets\.load"),
-        (lambda m, t: trueup.correct(m, t, 0.5), TypeError, "want a Correction, got 0.5"),
+        (lambda m, t: trueup.correct(m, t, 0.5), TypeError, "want a rule, got 0.5"),
         (lambda m, t: trueup.correct(m, t, select=lambda site: False), ValueError, "`select` chose none.*1, 4, 7, 11"),
         (lambda m, t: trueup.measure(trueup.correct(m, t), t, images(2)), TypeError, "give the model that it was made"),
         (lambda m, t: trueup.sites(m, activations=nn.Mish), TypeError, "want a tuple"),

@@ -59,4 +59,4 @@ class TestFingerprint:
         with pytest.raises(
             ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.1, stem.2"
         ):
-            trueup.correct(model, targets)
+            trueup.correct(model, targets, trueup.Correction())

@@ -294,7 +294,7 @@ def test_sites_are_chosen_by_a_predicate():
     assert trueup.sites(model, select=lambda site: "layer1.1" in site.name) == SITES["resnet"][4:]
     targets = trueup.calibrate(model, [images()], select=lambda site: "#" not in site.name)
     assert list(targets) == ["relu", "layer1.0.relu", "layer1.1.relu"]
-    robust = trueup.correct(model, targets, select=lambda site: site.name != "relu")
+    robust = trueup.correct(model, targets, trueup.Correction(), select=lambda site: site.name != "relu")
     assert robust.sites == ["layer1.0.relu", "layer1.1.relu"]
 
 

@@ -316,7 +316,7 @@ def test_weight_norm_survives_a_cast():
 
 def test_a_replica_for_data_parallel_is_its_own():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)).eval()
-    for rule in (None, trueup.Evidence()):
+    for rule in (trueup.Correction(), trueup.Evidence()):
         robust = trueup.correct(model, trueup.calibrate(model, [images(20)]), rule)
         replica = robust._replicate_for_data_parallel()
         assert replica.forward.__self__ is replica

@@ -80,11 +80,12 @@ class TestUntouched:
         assert repr(model) == structure
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
-    def test_a_model_in_training_mode_stays_so_and_its_running_statistics_stand(self):
+    @every
+    def test_a_model_in_training_mode_stays_so_and_its_running_statistics_stand(self, rule):
         model = make("resnet").train()
         before = copy.deepcopy(model.state_dict())
         targets = trueup.calibrate(model, [images(8)])
-        robust = trueup.correct(model, targets)
+        robust = trueup.correct(model, targets, rule)
         assert not robust.training
         assert all(module.training for module in model.modules())
         robust(images(4))

@@ -64,7 +64,7 @@ def test_evidence_mends_more_and_costs_clean_images_nothing(resnet20, cifar, tar
 
 def test_few_clean_images_are_touched_and_the_others_keep_the_models_bits(resnet20, cifar, targets):
     test = IMAGENET(cifar[1].images[250:650])
-    robust = trueup.correct(resnet20, targets, trueup.Evidence(budget=0.01))
+    robust = trueup.correct(resnet20, targets, trueup.Evidence(budget=0.01, passes=1))
     with torch.inference_mode():
         touched = (robust(test) != resnet20(test)).any(dim=1).float().mean().item()
     # At most 0.2 in expectation: 200 held-out images fix the level, 400 others are tried.
@@ -103,7 +103,7 @@ def test_resnet50_with_one_relu_in_each_block_has_49_sites_and_is_corrected(data
     folder = ImageFolder(data_path("imagenet_val_1k", "val"))
     x = IMAGENET(torch.stack([folder[i][0] for i in range(0, 1000, 250)]))
     assert len(trueup.sites(model)) == 49
-    robust = trueup.correct(model, trueup.calibrate(model, [x[:2]]))
+    robust = trueup.correct(model, trueup.calibrate(model, [x[:2]]), trueup.Correction())
     with torch.inference_mode():
         plain, corrected = model(x[2:]), robust(x[2:])
     assert corrected.isfinite().all()

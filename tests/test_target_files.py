@@ -87,7 +87,8 @@ def test_a_file_of_the_first_version_is_read_and_says_what_it_lacks(tmp_path):
         metadata = {key: value for key, value in file.metadata().items() if key != "channels"}
     safetensors.torch.save_file(safetensors.torch.load_file(path), path, metadata | {"version": "1"})
     old = trueup.Targets.load(path)
-    assert trueup.correct(model, old)(images(2)).equal(trueup.correct(model, targets)(images(2)))
+    paper = trueup.Correction()
+    assert trueup.correct(model, old, paper)(images(2)).equal(trueup.correct(model, targets, paper)(images(2)))
     with pytest.raises(ValueError, match=r"Evidence needs statistics of channels.*calibrate again.*kind='norm'"):
         trueup.correct(model, old, trueup.Evidence())
     shift = trueup.measure(model, old, images(2))
@@ -109,7 +110,7 @@ def test_a_file_of_the_second_version_is_read_and_says_what_it_lacks(tmp_path):
     assert old.gate == {}
     ungated = trueup.Evidence(budget=1)
     assert trueup.correct(model, old, ungated)(x).equal(trueup.correct(model, targets, ungated)(x))
-    assert trueup.correct(model, old, trueup.Evidence(budget=0))(x).equal(model(x))
+    assert trueup.correct(model, old, trueup.Evidence(budget=0, passes=1))(x).equal(model(x))
     with pytest.raises(ValueError, match=r"asks how unusual an image is.*calibrate again.*Evidence\(budget=1\)"):
         trueup.correct(model, old, trueup.Evidence())
     shift = trueup.measure(model, old, x)

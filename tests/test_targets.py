@@ -280,7 +280,7 @@ def test_a_few_images_make_a_gate_that_is_as_honest_as_it_can_be(count):
     targets = trueup.calibrate(model, [images(count)])
     shift = trueup.measure(model, targets, images(4, seed=5) * 9)
     assert (shift.image <= 1 - 1 / (count // 2 + 1)).all()
-    out = trueup.correct(model, targets, trueup.Evidence())(images(4, seed=5) * 9)
+    out = trueup.correct(model, targets, trueup.Evidence(budget=0.02, passes=1))(images(4, seed=5) * 9)
     assert out.isfinite().all()
     assert out.equal(model(images(4, seed=5) * 9)) == (count < 10)  # p is 1/6 at least: under 0.4
 
@@ -370,7 +370,7 @@ def test_targets_of_norms_alone_serve_evidence_only():
     assert repr(targets) == "Targets(0 sites, 7 norms, 8 images)"
     assert trueup.correct(model, targets, trueup.Evidence())(images(2)).shape == (2, 10)
     with pytest.raises(ValueError, match="Correction needs targets of activations"):
-        trueup.correct(model, targets)
+        trueup.correct(model, targets, trueup.Correction())
 
 
 def test_a_model_without_norms_has_nothing_for_evidence():

@@ -4,6 +4,8 @@
     robust = trueup.correct(model, targets)          # a module like the model, weights shared, the model untouched
     logits = robust(images)
 
+What moves activations is a rule: `Evidence`, the default where a model has norms, or `Correction`, the paper's.
+
 The files of the three verbs begin with an underscore because `trueup.correct` is the function.
 """
 

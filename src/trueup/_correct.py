@@ -14,7 +14,7 @@ from trueup import functional, kernels
 from trueup.correction import Correction
 from trueup.evidence import Evidence
 from trueup.gate import Gate, features, openness
-from trueup.graph import Options, Reader, Retrofit, Site, clone
+from trueup.graph import Options, Reader, Retrofit, Site, clone, find
 from trueup.targets import ChannelTarget, SiteTarget, Targets
 
 Rule = Correction | Evidence
@@ -28,8 +28,10 @@ def correct(
 ) -> nn.Module:
     """A module that does what `model` does, with every site corrected.
 
-    The rule is a `Correction`, which moves the activations after every activation function towards the shape of their
-    target, or `Evidence`, which moves each channel after every norm in proportion to the evidence that it has shifted.
+    The rule is `Evidence`, which moves each channel after every norm in proportion to the evidence that it has shifted,
+    or `Correction`, the paper's, which moves the activations after every activation function towards the shape of their
+    target. Without one it is `Evidence()` where the targets hold what that needs, channels of norms and what tells
+    unusual images, and `select` leaves such a norm; else `Correction()`.
 
     The module shares the model's weights, adds no parameters, has the model's `state_dict`, and is returned in
     evaluation mode; the model itself is not touched. Each image is corrected on its own. In training mode it does what
@@ -38,14 +40,14 @@ def correct(
     The targets must have been calibrated on this model. `activations` and `leaves` must be given as they were given
     to `calibrate`; `select` may pick some of the calibrated sites.
     """
-    rule = Correction() if correction is None else correction
     if not isinstance(targets, Targets):
         raise TypeError(
             f"correct: want Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
         )
+    rule = _default(model, targets, options) if correction is None else correction
     if not isinstance(rule, Rule):
         raise TypeError(
-            f"correct: want a Correction, got {rule!r}; such as trueup.Correction(lambda1=0.5), or trueup.Evidence()"
+            f"correct: want a rule, got {rule!r}; such as trueup.Evidence(), or trueup.Correction(lambda1=0.5)"
         )
     model = clone(model)
     wanted = targets.channels if isinstance(rule, Evidence) else targets.sites
@@ -71,6 +73,14 @@ def correct(
         if part is not None:
             part.to(robust.device)
     return robust
+
+
+def _default(model: nn.Module, targets: Targets, options: Options) -> Rule:
+    """`Evidence` where there is a norm to correct and the gate knows unusual images, else the paper's rule."""
+    norms = set(targets.channels)
+    if options.get("select") is not None:
+        norms.intersection_update(site.name for site in find(model, **options))
+    return Evidence() if norms and targets.gate else Correction()
 
 
 def _reader(targets: Targets, rule: Evidence) -> Reader:

@@ -1,13 +1,13 @@
-"""The demonstration: handwritten digits, a small network, and what the correction does under nine corruptions.
+"""The demonstration: handwritten digits, a small network, and what both rules do under nine corruptions.
 
 The main job in one piece, on data and a checkpoint that need no download: load a model, calibrate it on its clean
-training images, correct it, and compare both on the same corrupted test images.
+training images, correct it by each rule, and compare all three on the same corrupted test images.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -39,22 +39,22 @@ CORRUPTIONS = (
     "translate",
 )
 SEVERITIES = (1, 3, 5)
+PLAIN = "as_trained"
+RULES = ("correction", "evidence")
 BATCH = 60
 
 
 @dataclass(frozen=True)
 class Row:
-    """One test set: its corruption (`clean` for none), and the accuracies without and with correction, in percent."""
+    """One test set: its corruption (`clean` for none), and the accuracies as trained and by each rule, in percent."""
 
     corruption: str
     severity: int  # 0 for clean
-    plain: float
-    corrected: float
+    accuracy: Mapping[str, float]  # of PLAIN and each of RULES
 
-    @property
-    def gain(self) -> float:
-        """Percentage points won by the correction."""
-        return self.corrected - self.plain
+    def gain(self, rule: str) -> float:
+        """Percentage points won by a rule."""
+        return self.accuracy[rule] - self.accuracy[PLAIN]
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ class Result:
     examples: dict[str, Tensor]  # a corruption -> one image at the highest severity (28, 28) uint8
     images: int  # in each test set
     calibration_seconds: float
-    plain_ms: float  # an image
-    corrected_ms: float
+    ms: Mapping[str, float]  # an image, of PLAIN and each of RULES
 
     @property
     def clean(self) -> Row:
@@ -83,7 +82,7 @@ class Result:
         chosen = [
             row for row in self.corrupted if severity in (None, row.severity) and corruption in (None, row.corruption)
         ]
-        return Row("mean", severity or 0, fmean(r.plain for r in chosen), fmean(r.corrected for r in chosen))
+        return Row("mean", severity or 0, {name: fmean(r.accuracy[name] for r in chosen) for name in (PLAIN, *RULES)})
 
 
 def run(
@@ -93,29 +92,36 @@ def run(
     images: int = digits.TEST,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Result:
-    """Calibrate and correct `model`; test both on `images` digits, clean and under every corruption and severity."""
+    """Calibrate `model` and correct it, by `correction` and by `Evidence()`, which is the default of `trueup.correct`.
+
+    All three are tested on `images` digits, clean and under every corruption and severity.
+    """
     began = time.perf_counter()
     clean = digits.load("train").images
     targets = trueup.calibrate(model, (_input(clean[k]) for k in _batches(len(clean))))
     calibration_seconds = time.perf_counter() - began
-    robust = trueup.correct(model, targets, correction)
+    networks = {
+        PLAIN: model,
+        "correction": trueup.correct(model, targets, correction),
+        "evidence": trueup.correct(model, targets),
+    }
 
     test = digits.load("test").first(images)
     cases = [("clean", 0), *((name, severity) for name in CORRUPTIONS for severity in SEVERITIES)]
-    rows, examples, seconds = [], {}, [0.0, 0.0]
+    rows, examples, seconds = [], {}, dict.fromkeys(networks, 0.0)
     for done, (name, severity) in enumerate(cases):
         progress(done, len(cases))
         pixels = test.images if name == "clean" else corrupt(test.images, name, severity, family="mnist-c")
-        accuracies = []
-        for which, network in enumerate((model, robust)):
+        accuracies = {}
+        for which, network in networks.items():
             began = time.perf_counter()
-            accuracies.append(accuracy(network, Images(pixels, test.labels)))
+            accuracies[which] = accuracy(network, Images(pixels, test.labels))
             seconds[which] += time.perf_counter() - began
-        rows.append(Row(name, severity, *accuracies))
+        rows.append(Row(name, severity, accuracies))
         examples[name] = pixels[0, 0]  # the last severity stays
     progress(len(cases), len(cases))
-    plain_ms, corrected_ms = (1000 * total / (len(cases) * len(test)) for total in seconds)
-    return Result(tuple(rows), examples, len(test), calibration_seconds, plain_ms, corrected_ms)
+    ms = {which: 1000 * total / (len(cases) * len(test)) for which, total in seconds.items()}
+    return Result(tuple(rows), examples, len(test), calibration_seconds, ms)
 
 
 def load() -> nn.Module:

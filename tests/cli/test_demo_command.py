@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import trueup
 from trueup import demo
 from trueup.cli import app
 from trueup.cli.demo import _summary
@@ -19,8 +20,9 @@ def test_the_whole_demonstration(tmp_path):
     assert run.exit_code == 0, run.output
     for name in demo.CORRUPTIONS:
         assert name.replace("_", " ") in run.output
-    assert "ms an image" in run.output
+    assert "evidence: better in" in run.output
     rows = (tmp_path / "pictures" / "demo.csv").read_text().splitlines()
+    assert rows[0] == "corruption,severity,images,as_trained,correction,evidence"
     assert len(rows) == 2 + len(demo.CORRUPTIONS) * len(demo.SEVERITIES)
     picture = matplotlib.image.imread(tmp_path / "pictures" / "demo.png")
     assert picture.shape[0] > 400
@@ -35,16 +37,31 @@ def test_accuracies_are_those_of_the_model():
     assert wanted > 0.98
 
 
+def row(corruption, severity, *accuracies):
+    return demo.Row(corruption, severity, dict(zip((demo.PLAIN, *demo.RULES), accuracies, strict=True)))
+
+
 def test_rows_that_lose_are_counted_and_means_are_means():
-    rows = [demo.Row("clean", 0, 90.0, 89.0), demo.Row("fog", 1, 50.0, 60.0), demo.Row("fog", 3, 40.0, 30.0)]
-    result = demo.Result((*rows, demo.Row("shear", 1, 70.0, 64.0)), {}, 100, 3.0, 1.0, 5.0)
-    assert result.mean().plain == pytest.approx(160 / 3)
-    assert result.mean(corruption="fog").gain == 0
-    assert result.mean(severity=1).corrected == 62
-    sets, mean, time = _summary(result)
-    assert "better in 1 of 3, worse in 2" in sets
-    assert "-1.0 on clean images" in mean
-    assert "5 times" in time
+    rows = [row("clean", 0, 90.0, 89.0, 90.0), row("fog", 1, 50.0, 60.0, 70.0), row("fog", 3, 40.0, 30.0, 40.0)]
+    ms = {demo.PLAIN: 1.0, "correction": 1.5, "evidence": 5.0}
+    result = demo.Result((*rows, row("shear", 1, 70.0, 64.0, 72.0)), {}, 100, 3.0, ms)
+    assert result.mean().accuracy[demo.PLAIN] == pytest.approx(160 / 3)
+    assert result.mean(corruption="fog").gain("correction") == 0
+    assert result.mean(severity=1).accuracy["correction"] == 62
+    assert result.mean(severity=1).gain("evidence") == 11
+    correction, evidence, last = _summary(result)
+    assert correction.startswith("correction: better in 1 of 3 sets, worse in 2; -2.0 points")
+    assert "-1.0 on clean images; 1.5 times the time" in correction
+    assert evidence.startswith("evidence: better in 2 of 3 sets, worse in 0; +7.3 points")
+    assert "+0.0 on clean images; 5 times the time" in evidence
+    assert "One image is 1.0 points" in last
+
+
+def test_the_settings_are_those_of_the_papers_rule(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(demo, "run", lambda _model, correction, **_: seen.append(correction) or 1 / 0)
+    CliRunner().invoke(app, ["demo", "--lambda1", "0.5", "--location", "match", "--out", str(tmp_path)])
+    assert seen == [trueup.Correction(0.5, demo.PAPERS_MNIST.lambda2, demo.PAPERS_MNIST.iterations, "match")]
 
 
 @pytest.mark.parametrize(
