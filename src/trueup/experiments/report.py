@@ -12,7 +12,7 @@ from trueup.evaluation import Row, read_rows
 from trueup.experiments.paper import Cell, paper
 from trueup.experiments.run import lacking, rows_file
 from trueup.experiments.specs import EXPERIMENTS, MIXING, Column, Experiment
-from trueup.experiments.tables import Measured, cells, differences, matching, mce
+from trueup.experiments.tables import Measured, cells, differences, mce, used
 from trueup.performance import rows as performance
 
 HEAD = """# Reproduction
@@ -74,7 +74,7 @@ def _table(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
             for name, extra in (("mCE (19)", True), ("mCE (15)", False))
         ]
     table = _markdown([experiment.rows, *(c.label for c in shown)], body)
-    return [*table, "", _made_of(shown, rows), "", _beyond(shown, ours, theirs), ""]
+    return [*table, "", _made_of(experiment, shown, rows), "", _beyond(shown, ours, theirs), ""]
 
 
 def _pair(ours: Measured | None, theirs: Cell | None) -> str:
@@ -281,15 +281,23 @@ def _times(results: Path) -> str:
     return "\n".join([*text, *_markdown(["what", "device", "uncorrected", "corrected"], body), ""])
 
 
-def _made_of(columns: Iterable[Column], rows: Sequence[Row]) -> str:
+def _made_of(experiment: Experiment, shown: Sequence[Column], rows: Sequence[Row]) -> str:
     """What went into a table, from its rows."""
-    used = [row for column in columns for row in matching(column, rows)]
-    models = {(row.model, row.seed) for row in used}
-    data = sorted({row.data for row in used if row.data != "clean"})
-    images = sorted({row.images for row in used})
+    found = used(experiment, rows)
+    sizes = []
+    for column in shown:
+        corrupted = [row for row in found[column] if row.data != "clean"] or found[column]
+        models, images = len({row.seed for row in corrupted}), sorted({row.images for row in corrupted})
+        sizes.append(
+            (f"{models} model{'s' * (models > 1)}, {' to '.join(map(str, images))} images a set", column.label)
+        )
+    by_size = {size: ", ".join(label for other, label in sizes if other == size) for size, _ in sizes}
+    mine = [row for column in shown for row in found[column]]
+    data = sorted({row.data for row in mine if row.data != "clean"})
+    parts = "; ".join(f"{labels}: {size}" for size, labels in by_size.items())
     return (
-        f"{len(models)} models; {', '.join(map(str, images))} images a set, {' and '.join(data)}; torch "
-        f"{', '.join(sorted({row.torch for row in used}))} on {', '.join(sorted({row.device for row in used}))}."
+        f"{parts}. Corrupted images are {' and '.join(data)}; torch {', '.join(sorted({row.torch for row in mine}))} "
+        f"on {', '.join(sorted({row.device for row in mine}))}."
     )
 
 

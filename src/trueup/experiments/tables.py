@@ -31,29 +31,37 @@ class Measured:
 
 
 def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], Measured]:
-    """Ours by (row, column label), as in `trueup.experiments.paper`; only what has been measured completely.
-
-    A column is of the models that have all its test sets. Where none has, a cell is there when every model that has any
-    row of the column has all of the cell's. A column on fewer images than the first of its norm cannot be compared with
-    it, and is left out, unless the table says how many there are.
-    """
+    """Ours by (row, column label), as in `trueup.experiments.paper`; only what has been measured completely."""
     table: dict[tuple[str, str], Measured] = {}
-    groups = _groups(experiment)
-    sizes: dict[str, int] = {}
-    for column in experiment.columns:
-        wanted = _cases_of(groups)
-        mine = _whole(matching(column, rows, all_sizes=True), wanted) or [
-            row for row in matching(column, rows) if _case(row) in wanted
-        ]
-        accuracies = _by_seed(mine)
-        images = min((row.images for row in mine), default=0)
-        if images < sizes.setdefault(column.norm, images) and experiment.rows in ("corruption", "severity"):
-            continue
-        for label, weights in groups.items():
+    for column, mine in used(experiment, rows).items():
+        accuracies, images = _by_seed(mine), min(row.images for row in mine)
+        for label, weights in _groups(experiment).items():
             if values := _complete(accuracies, weights):
                 spread = stdev(values) if len(values) > 1 else None
                 table[label, column.label] = Measured(fmean(values), spread, len(values), images)
     return table
+
+
+def used(experiment: Experiment, rows: Sequence[Row]) -> dict[Column, list[Row]]:
+    """The rows that an experiment's columns are made of.
+
+    A column is of the models that have all its test sets. Where none has, a cell is there when every model that has any
+    row of the column has all of the cell's. A column on other images than the first of its norm cannot be compared with
+    it, and is left out, unless the table says how many there are.
+    """
+    wanted = _cases_of(_groups(experiment))
+    found: dict[Column, list[Row]] = {}
+    sizes: dict[str, int] = {}
+    for column in experiment.columns:
+        mine = _whole(matching(column, rows, all_sizes=True), wanted) or [
+            row for row in matching(column, rows) if _case(row) in wanted
+        ]
+        if not mine:
+            continue
+        images = min(row.images for row in mine)
+        if images == sizes.setdefault(column.norm, images) or experiment.rows not in ("corruption", "severity"):
+            found[column] = mine
+    return found
 
 
 def differences(
@@ -65,16 +73,20 @@ def differences(
     """
     groups = _groups(experiment)
     found = [matching(c, rows, all_sizes=True) for c in (column, base)]
-    common = set.intersection(*({(*_case(row), row.seed, row.images) for row in mine} for mine in found))
+    common = set.intersection(*({_pair(row) for row in mine} for mine in found))
     ours, theirs = (
-        _by_seed(_whole([row for row in mine if (*_case(row), row.seed, row.images) in common], _cases_of(groups)))
-        for mine in found
+        _by_seed(_whole([row for row in mine if _pair(row) in common], _cases_of(groups))) for mine in found
     )
     table = {}
     for label, weights in groups.items():
         if gaps := [a - b for a, b in zip(_complete(ours, weights), _complete(theirs, weights), strict=True)]:
             table[label] = fmean(gaps), stdev(gaps) if len(gaps) > 1 else None
     return table
+
+
+def _pair(row: Row) -> tuple[object, ...]:
+    """What two rows must have in common to be compared: the model, and the images."""
+    return *_case(row), row.seed, row.checkpoint, row.images, row.data, row.data_seed
 
 
 def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
