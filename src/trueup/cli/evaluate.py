@@ -17,7 +17,7 @@ from trueup.cli.train import parse_seeds
 if TYPE_CHECKING:
     from trueup.evaluation import Row
 
-DEFAULTS = ["uncorrected", "correct", "bn-mix", "bn-batch"]
+DEFAULTS = ["uncorrected", "correct", "evidence", "bn-mix", "bn-batch"]
 
 
 def evaluate(
