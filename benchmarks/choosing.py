@@ -118,10 +118,11 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
     if subject.norm == "bn":
         for method in (Mixed(4), Mixed(8), Mixed(16)):
             yield row(method.name, answers(method.prepare(model, None)))  # type: ignore[arg-type]
+    read = {"select": lambda site: site.name in targets.gate}  # all that is asked of these images
     with torch.inference_mode():
         unusual = torch.cat(
             [
-                trueup.measure(model, targets, subject.normalisation(case.take(some))).image
+                trueup.measure(model, targets, subject.normalisation(case.take(some)), **read).image
                 for case in cases
                 for some in torch.arange(len(case.labels)).split(asked.batch)
             ]
