@@ -59,7 +59,7 @@ class Correct(_Rule, Correction):
 
 @dataclass(frozen=True)
 class Realign(_Rule, Evidence):
-    """Channels moved back in proportion to the evidence that they have shifted; its fields are those of `trueup.Evidence`.
+    """Channels moved back in proportion to the evidence of a shift; its fields are those of `trueup.Evidence`.
 
     >>> Realign(budget=0.02, passes=1).name
     'evidence:budget=0.02,passes=1'
