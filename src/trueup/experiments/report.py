@@ -289,7 +289,7 @@ def _made_of(experiment: Experiment, shown: Sequence[Column], rows: Sequence[Row
         corrupted = [row for row in found[column] if row.data != "clean"] or found[column]
         models, images = len({row.seed for row in corrupted}), sorted({row.images for row in corrupted})
         sizes.append(
-            (f"{models} model{'s' * (models > 1)}, {' to '.join(map(str, images))} images a set", column.label)
+            (f"{models} model{'s' * (models > 1)}, {' or '.join(map(str, images))} images a set", column.label)
         )
     by_size = {size: ", ".join(label for other, label in sizes if other == size) for size, _ in sizes}
     mine = [row for column in shown for row in found[column]]
