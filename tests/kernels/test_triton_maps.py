@@ -29,6 +29,8 @@ SHAPES = [
     ((2, 2, 6, 1), True),  # one column
     ((3, 4, 7), False),  # a sequence
     ((2, 3, 3, 4, 5), False),  # a volume
+    ((1, 3, 10, 70), True),  # several strips
+    ((1, 2, 35, 40), True),  # several strips, several segments
     ((1, 2, 70, 70), False),  # several rows of our making, several segments
 ]
 shapes = pytest.mark.parametrize(("shape", "bands"), SHAPES, ids=str)
@@ -80,8 +82,7 @@ def wanted(x: Tensor, usual: Tensor, openness: Tensor | None = None) -> tuple[Te
 
     a = sum(parts) + mean
     largest = a.abs().amax(dim=(2, 3))
-    width = x.shape[-1] if bands else min(a.shape[3], 64)
-    pivot = a.flatten(2)[:, :, :width].mean(dim=2)
+    pivot = a[:, :, 0, :16].mean(dim=2)
     power = sum(parts).square().mean(dim=(2, 3)) + (mean[..., 0, 0] - pivot).square()
     off = 4 * STEPS * UNIT * power + 16 * UNIT * largest * power.sqrt()
     reach = 2.5 * STEPS * UNIT * largest
@@ -145,8 +146,8 @@ def test_triton_measures_what_the_specification_does(device, last, shape, bands)
 def test_triton_does_not_depend_on_the_batch_to_the_last_bit(device, last, bands):
     from trueup.kernels import triton_maps
 
-    x = laid_out(3 * maps(3, 3, 18, 5).to(device), last)  # two segments
-    usual = reference(maps(30, 3, 18, 5), bands=bands).to(device)
+    x = laid_out(3 * maps(3, 3, 34, 19).to(device), last)  # several segments
+    usual = reference(maps(30, 3, 34, 19), bands=bands).to(device)
     together = triton_maps.realign(x, usual)
     assert torch.cat([triton_maps.realign(laid_out(image[None], last), usual) for image in x]).equal(together)
     assert triton_maps.moments(x[:1].clone(), bands).equal(triton_maps.moments(x, bands)[:1])
@@ -165,8 +166,7 @@ def test_triton_gives_back_a_closed_image_bit_for_bit(device, last, dtype, split
     x[1, 3, 0, 0] = torch.inf
     usual, out = reference(maps(30, 5, 20, 9), bands=True).to(device), torch.empty_like(x)
     triton_maps.realign_maps(x, usual, torch.tensor([1.0, 0.0, 0.5], device=device), out, split=split)
-    bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
-    assert out[1].view(bits).equal(x[1].view(bits))
+    torch.testing.assert_close(out[1], x[1], rtol=0, atol=0, equal_nan=True)
     assert not out[0].equal(x[0])
     assert not out[2].equal(x[2])
 
@@ -229,10 +229,32 @@ def test_triton_takes_what_does_not_begin_at_16_bytes(device):
     gate = torch.tensor([0.5, 1.0], device=device)
     wanted = triton_maps.realign(x, usual, gate)
     for odd in ((unaligned(x), usual, gate), (x, unaligned(usual), gate), (x, usual, unaligned(gate))):
-        torch.testing.assert_close(triton_maps.realign(*odd), wanted)
-        assert triton_maps._plan_of(*odd, True, False, None) is not triton_maps._plan_of(
-            x, usual, gate, True, False, None
-        )
+        assert triton_maps.realign(*odd).equal(wanted)
+    assert triton_maps.moments(unaligned(x), True).equal(triton_maps.moments(x, True))
+
+
+@devices
+@layouts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "bands"), [((3, 5, 9, 7), True), ((3, 5, 34, 19), True), ((3, 5, 5, 5), False)])
+@pytest.mark.parametrize("relu", [False, True])
+def test_triton_adds_and_cuts_off_what_it_writes(device, last, dtype, shape, bands, relu):
+    from trueup.kernels import triton_maps
+
+    usual = reference(maps(30, *shape[1:]), bands=bands).to(device)
+    x, more = (laid_out(3 * maps(*shape, seed=seed).to(device, dtype), last) for seed in (1, 2))
+    gate = torch.tensor([1.0, 0.0, 0.5], device=device)
+    more[0, 0, 0, 0] = torch.nan
+    alone = triton_maps.realign(x, usual, gate)
+    for residual in (None, more, more.clone(memory_format=torch.contiguous_format)):
+        wanted = alone if residual is None else alone + residual
+        wanted = wanted.relu() if relu else wanted
+        found = triton_maps.realign(x, usual, gate, residual, relu)
+        assert found.stride() == x.stride()
+        # What is not moved is rounded alike; but the interpreter rounds towards zero, to 16 bits.
+        unit = torch.finfo(dtype).eps if dtype != torch.float32 else 0.0
+        torch.testing.assert_close(found[1], wanted[1], rtol=unit if device == "cpu" else 0, atol=0)
+        torch.testing.assert_close(found, wanted, rtol=1e-5 + 2 * unit, atol=1e-5 + 16 * unit, equal_nan=True)
 
 
 @pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs Triton")
@@ -241,9 +263,10 @@ def test_triton_takes_more_images_than_a_side_of_a_grid(measure):
     """A grid is 2^31 - 1 long, and 65,535 wide and high."""
     from trueup.kernels import triton_maps
 
-    device, aligned = torch.device("cpu" if INTERPRETED else "cuda:0"), (True, True, True)
-    for shape in ((100_000, 64, 8, 8), (100_000, 64, 32, 32)):
-        plan = triton_maps._plan(shape, torch.float32, device, True, True, measure, False, torch.float64, aligned, None)
-        assert plan.split == (shape[2] > triton_maps.ROWS)
+    device, ends = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else (False, True, True)
+    for side in (8, 64):
+        shape = triton_maps._Shape((100_000, 64, side, side), True)
+        plan = triton_maps._plan(shape, torch.float32, device, True, ends, torch.float64, (True,), None)
+        assert plan.split == (side > 32)
         for launch in (plan.whole, plan.sum_segments, plan.write_segments):
             assert max(launch.grid[1:]) <= 65_535

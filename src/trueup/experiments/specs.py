@@ -32,8 +32,13 @@ PAPERS: dict[str, dict[str, Correct]] = {
 ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
 """The pairs (lambda1, lambda2) of its Figure 3."""
 
-RULES = (Realign(), Realign(budget=0.01, strength=0.05), Realign(budget=0.01, passes=1))
-"""The settings of our own rule that are reported."""
+RULES = (
+    Realign(),
+    Realign(budget=0.01, strength=0.05),
+    Realign(budget=0.01, passes=1),
+    Realign(budget=1.0, strength=0.01),
+)
+"""The settings of our own rule that are reported: the default, a stronger one, and two that take one pass."""
 
 MIXING = (Mixed(4), Mixed(8), Mixed(16))
 """The settings of BN mixing that are reported: from the strongest to one that costs nothing on clean images."""

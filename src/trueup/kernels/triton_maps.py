@@ -1,12 +1,13 @@
 """The rule of evidence on a GPU, in Triton: `channels.realign` and `channels.moments` in two readings and one writing.
 
-A program takes some channels of an image and goes down their maps row by row: local means are sums over three rows, of
-which two are known from the row before. Maps of few rows are done whole, all in one kernel; of larger ones a program
-does a segment, and the sums go through memory. Nothing of this depends on the batch. It must not: `tl.sum` adds in an
-order that depends on the kernel around it, so that two ways to do one map would differ in the last bit.
+A program takes some channels of an image and goes down a strip of their maps, row by row, two columns a lane. Local
+means are sums over three rows, of which two are known from the row before, and the row after the next is on its way
+while one is worked on. Maps that are one segment, a strip of few rows, are done whole, in one kernel; of larger ones a
+program does a segment, and the sums go through memory. Nothing of this depends on the batch. It must not: `tl.sum` adds
+in an order that depends on the kernel around it, so that two ways to do one map would differ in the last bit.
 
-Sums are those of a map without a *pivot*, the mean of its first row, since the mean is not known before the map was
-read, and squares of what is far from zero would cancel in float32. With a first row of the share f of a map's values,
+Sums are those of a map without a *pivot*, the mean of its first values, since the mean is not known before the map was
+read, and squares of what is far from zero would cancel in float32. With first values that are the share f of a map's,
 (mean - pivot)² is at most (1 - f) / f variances, so that the variance is found within about 1 / f roundings.
 """
 
@@ -22,55 +23,69 @@ from torch import Tensor
 
 from trueup.kernels.triton_launch import Launch, aligned_of
 
-ROWS = 16  # of a segment, at most
-PER_THREAD = 8  # values in flight
-REGISTERS = 128  # a thread: twice as many threads at once, for a few values that are put aside between the passes
+ROWS = 16  # of a segment, at most; but a map of twice as many is one segment
+LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
+COLUMNS = {True: 16, False: 64}  # of a strip, at most: where channels lie last, and where they do not
+PER_THREAD = 4  # pairs of columns
+REGISTERS = 96  # a thread: so many that nothing is put aside, and so few that five programs run at once
+TILE = 512  # pairs of columns of a program, where channels do not lie last
 
-# Sums that are kept: of the map, of the low band, of its squares and the high band's; to measure, of the map's squares
-# and the high band's absolute values.
-_SUMS = 4
-_ALL_SUMS = 6
+# Sums that are kept: the pivot, and of a map without it those of both bands and of their squares; to measure, also of
+# the map's squares and of the high band's absolute values.
+_SUMS = 5
+_ALL_SUMS = 7
 
 
-def realign(x: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
+def realign(
+    x: Tensor, reference: Tensor, openness: Tensor | None = None, residual: Tensor | None = None, relu: bool = False
+) -> Tensor:
     """As `channels.realign`, of float32, bfloat16 or float16 `(batch, channels, ...)`; it keeps the layout.
 
+    A `residual` like `x` is added to the result, and `relu` applied to that, with the roundings of one after the other.
     It does not depend on the batch to the last bit.
     """
-    if _is_last(x) is not None:
-        out = torch.empty_like(x)
-        realign_maps(x, reference, openness, out)
-        return out
-    dense = x.contiguous()
+    dense = _in_order(x)
     out = torch.empty_like(dense)
-    realign_maps(dense, reference, openness, out)
-    return torch.empty_like(x).copy_(out)
+    if residual is not None and residual.stride() != dense.stride():
+        residual = torch.empty_like(dense).copy_(residual)
+    realign_maps(dense, reference, openness, out, residual, relu)
+    return out if dense is x or dense.stride() == x.stride() else torch.empty_like(x).copy_(out)
 
 
 def moments(x: Tensor, bands: bool) -> Tensor:
     """As `channels.moments` `(batch, 2 or 5, channels)`: mean, variance; with bands, the variances of both, and the
     mean absolute value of the high one.
     """
-    return measure_maps(x if _is_last(x) is not None else x.contiguous(), bands)
+    return measure_maps(_in_order(x), bands)
 
 
 def realign_maps(
-    x: Tensor, reference: Tensor, openness: Tensor | None, out: Tensor, *, split: bool | None = None
+    x: Tensor,
+    reference: Tensor,
+    openness: Tensor | None,
+    out: Tensor,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    *,
+    split: bool | None = None,
 ) -> None:
-    """As `realign`, into `out`, of the same layout as `x`: contiguous, or with the channels last.
+    """As `realign`, into `out`; all are of the same layout as `x`: contiguous, or with the channels last.
 
     `split` says whether programs share out a map; None chooses.
     """
     if x.numel() == 0:
         return
     usual, gate = reference.contiguous(), x if openness is None else openness.float().contiguous()
-    plan = _plan_of(x, usual, gate, reference.shape[1] == 3, False, split)
+    added = x if residual is None else residual
+    ends = (openness is not None, residual is not None, relu)
+    aligned = aligned_of(x, usual, gate, added, out)
+    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, usual.dtype, aligned, split)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes)
-        plan.write_segments(x, usual, gate, sums, out, *plan.sizes)
+        plan.write_segments(x, usual, gate, sums, added, out, *plan.sizes)
     else:
-        plan.whole(x, usual, gate, out, *plan.sizes)
+        plan.whole(x, usual, gate, added, out, *plan.sizes)
 
 
 def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None) -> Tensor:
@@ -78,21 +93,33 @@ def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None) -> Tensor
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
-    plan = _plan_of(x, x, x, bands, True, split)
+    plan = _plan(_shape(x), x.dtype, x.device, bands, None, x.dtype, aligned_of(x), split)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes)
-        plan.write_segments(x, sums, found, *plan.sizes)
+        plan.write_segments(sums, found, *plan.sizes)
     else:
         plan.whole(x, found, *plan.sizes)
     return found
 
 
-def _is_last(x: Tensor) -> bool | None:
-    """Whether the channels lie last, not second; None where maps have gaps or lie in another order."""
-    if x.is_contiguous():
-        return False
-    return True if x.movedim(1, -1).is_contiguous() else None
+def _in_order(x: Tensor) -> Tensor:
+    """As it is, if maps are contiguous or have their channels last, and else a copy.
+
+    Also a copy of what does not begin where memory does: read in other portions, it would be added in another order.
+    """
+    if not (x.is_contiguous() or x.movedim(1, -1).is_contiguous()):
+        return x.contiguous()
+    return x if all(aligned_of(x)) else x.clone()
+
+
+class _Shape(NamedTuple):
+    sizes: tuple[int, ...]
+    last: bool  # whether the channels lie last, not second
+
+
+def _shape(x: Tensor) -> _Shape:
+    return _Shape(tuple(x.shape), not x.is_contiguous())
 
 
 class _Plan(NamedTuple):
@@ -106,50 +133,49 @@ class _Plan(NamedTuple):
     write_segments: Launch
 
 
-def _plan_of(x: Tensor, usual: Tensor, gate: Tensor, bands: bool, measure: bool, split: bool | None) -> _Plan:
-    last = not x.is_contiguous()
-    aligned = aligned_of(x, usual, gate)
-    return _plan(tuple(x.shape), x.dtype, x.device, last, bands, measure, gate is not x, usual.dtype, aligned, split)
-
-
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    shape: tuple[int, ...],
-    _dtype: torch.dtype,
+    shape: _Shape,
+    dtype: torch.dtype,
     _device: torch.device,
-    last: bool,
     bands: bool,
-    measure: bool,
-    gated: bool,
+    ends: tuple[bool, bool, bool] | None,
     _usual: torch.dtype,
     _aligned: tuple[bool, ...],
     split: bool | None,
 ) -> _Plan:
-    """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there."""
-    batch, channels, *sides = shape
+    """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there.
+
+    `ends` says whether there is a gate, something to add, and a ReLU; None that maps are measured only.
+    """
+    (batch, channels, *sides), last = shape
     n = 1
     for side in sides:
         n *= side
-    width = sides[-1] if bands else min(n, 64 if last else 256)  # without bands, rows are what we make them
+    width = sides[-1] if bands else min(_power(n), COLUMNS[last])  # without bands, rows are what we make them
     rows = -(-n // width)
-    across = _power(width)
-    most = max(8, min(32, 2048 // across)) if last else max(1, 1024 // across)
-    maps = min(_power(channels), most)
-    segments = -(-rows // ROWS)
-    each = -(-rows // segments)
+    pairs = _power(min(-(-width // 2), COLUMNS[last] // 2))
+    strips = -(-width // (2 * pairs))
+    maps = min(_power(channels), LINE // dtype.itemsize if last else max(1, TILE // pairs))
+    longest = ROWS if bands else 4 * ROWS
+    parts = 1 if strips == 1 and rows <= 2 * longest else -(-rows // longest)
+    segments = strips * parts
     tiles = -(-channels // maps)
     if split is None:
         split = segments > 1
-    constants = (maps, across, each, last, channels % maps == 0, bands)
-    warps = max(1, min(8, maps * across // (32 * PER_THREAD)))
+    constants = (maps, pairs, -(-rows // parts), last, channels % maps == 0, bands)
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
-    options = {"num_warps": warps, "maxnreg": REGISTERS, "enable_fp_fusion": False}
+    options = {
+        "num_warps": max(1, min(8, maps * pairs // (32 * PER_THREAD))),
+        "maxnreg": REGISTERS,
+        "enable_fp_fusion": False,
+    }
+    measure, rule = ends is None, ends or ()
     whole, write = (_measure_whole, _measure_segments) if measure else (_realign_whole, _realign_segments)
-    rule = () if measure else (gated,)
     return _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
-        (channels, n, width, rows, segments),
+        (channels, n, width, rows, segments, strips),
         Launch(whole, (tiles * batch, 1, 1), (*constants, *rule), **options),
         Launch(_sum_segments, (tiles * segments * batch, 1, 1), (*constants, measure), **options),
         Launch(write, (tiles * (1 if measure else segments) * batch, 1, 1), (*constants, *rule), **options),
@@ -163,118 +189,125 @@ def _power(n: int) -> int:
 
 @triton.jit
 def _realign_whole(
-    x, usual, openness, out, channels, n, width, rows, segments,
-    MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BANDS: tl.constexpr, GATED: tl.constexpr,
+    x, usual, openness, residual, out, channels, n, width, rows, segments, strips,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     image, _only, channel = _part(channels, 1, MAPS)
-    x += image * channels * n
+    begin = image * channels * n
+    x += begin
     gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
-    pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
+    pivot = _pivot(x, channel, channels, n, width, LAST, EVEN)
     nothing = tl.zeros([MAPS], tl.float32)
-    total, low, low2, high2 = nothing, nothing, nothing, nothing
+    low, high, low2, high2 = nothing, nothing, nothing, nothing
     wanted = tl.where(gate > 0, segments, 0) if GATED else segments
     for segment in range(wanted):
         a, b, c, d, _, _ = _sums(
-            x, channel, segment * EACH, pivot, channels, n, width, rows, MAPS, ACROSS, EACH, LAST, EVEN, BANDS, False
-        )
-        total, low, low2, high2 = total + a, low + b, low2 + c, high2 + d
-    start, first, second, moves = _rule(usual, gate, channel, pivot, total, low, low2, high2, channels, n, BANDS, GATED)
+            x, channel, segment, pivot, channels, n, width, rows, strips,
+            MAPS, PAIRS, EACH, LAST, EVEN, BANDS, False,
+        )  # fmt: skip
+        low, high, low2, high2 = low + a, high + b, low2 + c, high2 + d
+    start, first, second, moves = _rule(usual, gate, channel, pivot, low, high, low2, high2, channels, n, BANDS, GATED)
     for done in range(segments):  # backwards: what was read last may still be in the cache
         _write(
-            x, out + image * channels * n, channel, (segments - 1 - done) * EACH, start, first, second, moves,
-            channels, n, width, rows, MAPS, ACROSS, EACH, LAST, EVEN, BANDS,
+            x, residual + begin, out + begin, channel, segments - 1 - done, start, first, second, moves,
+            channels, n, width, rows, strips, PAIRS, EACH, LAST, EVEN, BANDS, ADD, RELU,
         )  # fmt: skip
 
 
 @triton.jit
 def _realign_segments(
-    x, usual, openness, sums, out, channels, n, width, rows, segments,
-    MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BANDS: tl.constexpr, GATED: tl.constexpr,
+    x, usual, openness, sums, residual, out, channels, n, width, rows, segments, strips,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    image, part, channel = _part(channels, segments, MAPS)
-    x += image * channels * n
+    image, segment, channel = _part(channels, segments, MAPS)
+    begin = image * channels * n
     gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
-    pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
     nothing = tl.zeros([MAPS], tl.float32)
-    total, low, low2, high2 = nothing, nothing, nothing, nothing
-    sums += image * segments * 4 * channels + channel
-    for segment in tl.range(segments, loop_unroll_factor=4):
-        at, inside = sums + segment * 4 * channels, channel < channels
-        total += tl.load(at, mask=inside, other=0.0)
+    low, high, low2, high2 = nothing, nothing, nothing, nothing
+    inside = channel < channels
+    sums += image * segments * 5 * channels + channel
+    pivot = tl.load(sums, mask=inside, other=0.0)
+    for other in tl.range(segments, loop_unroll_factor=4):
+        at = sums + other * 5 * channels
         low += tl.load(at + channels, mask=inside, other=0.0)
-        low2 += tl.load(at + 2 * channels, mask=inside, other=0.0)
-        high2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
-    start, first, second, moves = _rule(usual, gate, channel, pivot, total, low, low2, high2, channels, n, BANDS, GATED)
+        high += tl.load(at + 2 * channels, mask=inside, other=0.0)
+        low2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
+        high2 += tl.load(at + 4 * channels, mask=inside, other=0.0)
+    start, first, second, moves = _rule(usual, gate, channel, pivot, low, high, low2, high2, channels, n, BANDS, GATED)
     _write(
-        x, out + image * channels * n, channel, part * EACH, start, first, second, moves,
-        channels, n, width, rows, MAPS, ACROSS, EACH, LAST, EVEN, BANDS,
+        x + begin, residual + begin, out + begin, channel, segment, start, first, second, moves,
+        channels, n, width, rows, strips, PAIRS, EACH, LAST, EVEN, BANDS, ADD, RELU,
     )  # fmt: skip
 
 
 @triton.jit
 def _measure_whole(
-    x, found, channels, n, width, rows, segments,
-    MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BANDS: tl.constexpr,
+    x, found, channels, n, width, rows, segments, strips,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr,
 ):  # fmt: skip
     image, _only, channel = _part(channels, 1, MAPS)
     x += image * channels * n
-    pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
+    pivot = _pivot(x, channel, channels, n, width, LAST, EVEN)
     nothing = tl.zeros([MAPS], tl.float32)
-    total, low, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
+    low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
     for segment in range(segments):
         a, b, c, d, e, f = _sums(
-            x, channel, segment * EACH, pivot, channels, n, width, rows, MAPS, ACROSS, EACH, LAST, EVEN, BANDS, True
-        )
-        total, low, low2, high2, square, rough = total + a, low + b, low2 + c, high2 + d, square + e, rough + f
-    _tell(found, image, channel, pivot, total, low, low2, high2, square, rough, channels, n, BANDS)
+            x, channel, segment, pivot, channels, n, width, rows, strips,
+            MAPS, PAIRS, EACH, LAST, EVEN, BANDS, True,
+        )  # fmt: skip
+        low, high, low2, high2, square, rough = low + a, high + b, low2 + c, high2 + d, square + e, rough + f
+    _tell(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
 
 
 @triton.jit
 def _measure_segments(
-    x, sums, found, channels, n, width, rows, segments,
-    MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,  # noqa: ARG001
-    BANDS: tl.constexpr,
+    sums, found, channels, n, width, rows, segments, strips,  # noqa: ARG001
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
+    EVEN: tl.constexpr, BANDS: tl.constexpr,  # noqa: ARG001
 ):  # fmt: skip
     image, _only, channel = _part(channels, 1, MAPS)
-    pivot = _pivot(x + image * channels * n, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
     nothing = tl.zeros([MAPS], tl.float32)
-    total, low, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
-    sums += image * segments * 6 * channels + channel
+    low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
+    inside = channel < channels
+    sums += image * segments * 7 * channels + channel
+    pivot = tl.load(sums, mask=inside, other=0.0)
     for segment in tl.range(segments, loop_unroll_factor=4):
-        at, inside = sums + segment * 6 * channels, channel < channels
-        total += tl.load(at, mask=inside, other=0.0)
+        at = sums + segment * 7 * channels
         low += tl.load(at + channels, mask=inside, other=0.0)
-        low2 += tl.load(at + 2 * channels, mask=inside, other=0.0)
-        high2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
-        square += tl.load(at + 4 * channels, mask=inside, other=0.0)
-        rough += tl.load(at + 5 * channels, mask=inside, other=0.0)
-    _tell(found, image, channel, pivot, total, low, low2, high2, square, rough, channels, n, BANDS)
+        high += tl.load(at + 2 * channels, mask=inside, other=0.0)
+        low2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
+        high2 += tl.load(at + 4 * channels, mask=inside, other=0.0)
+        square += tl.load(at + 5 * channels, mask=inside, other=0.0)
+        rough += tl.load(at + 6 * channels, mask=inside, other=0.0)
+    _tell(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
 
 
 @triton.jit
 def _sum_segments(
-    x, sums, channels, n, width, rows, segments,
-    MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BANDS: tl.constexpr, ALL: tl.constexpr,
+    x, sums, channels, n, width, rows, segments, strips,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     image, segment, channel = _part(channels, segments, MAPS)
     x += image * channels * n
-    pivot = _pivot(x, channel, channels, n, width, rows, ACROSS, LAST, EVEN)
-    total, low, low2, high2, square, rough = _sums(
-        x, channel, segment * EACH, pivot, channels, n, width, rows, MAPS, ACROSS, EACH, LAST, EVEN, BANDS, ALL
-    )
+    pivot = _pivot(x, channel, channels, n, width, LAST, EVEN)
+    low, high, low2, high2, square, rough = _sums(
+        x, channel, segment, pivot, channels, n, width, rows, strips,
+        MAPS, PAIRS, EACH, LAST, EVEN, BANDS, ALL,
+    )  # fmt: skip
     inside = channel < channels
-    sums += (image * segments + segment) * (6 if ALL else 4) * channels + channel
-    tl.store(sums, total, mask=inside)
+    sums += (image * segments + segment) * (7 if ALL else 5) * channels + channel
+    tl.store(sums, pivot, mask=inside)
     tl.store(sums + channels, low, mask=inside)
-    tl.store(sums + 2 * channels, low2, mask=inside)
-    tl.store(sums + 3 * channels, high2, mask=inside)
+    tl.store(sums + 2 * channels, high, mask=inside)
+    tl.store(sums + 3 * channels, low2, mask=inside)
+    tl.store(sums + 4 * channels, high2, mask=inside)
     if ALL:
-        tl.store(sums + 4 * channels, square, mask=inside)
-        tl.store(sums + 5 * channels, rough, mask=inside)
+        tl.store(sums + 5 * channels, square, mask=inside)
+        tl.store(sums + 6 * channels, rough, mask=inside)
 
 
 @triton.jit
@@ -288,113 +321,147 @@ def _part(channels, segments, MAPS: tl.constexpr):
 
 
 @triton.jit
-def _at(channel, y, shift, channels, n, width, rows, ACROSS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr):
-    """Where the values of row `y` of some maps are, `shift` to the side, and which there are: (MAPS, ACROSS)."""
-    across = tl.arange(0, ACROSS)[None, :] + shift
-    pixel = y * width + across
-    inside = (across >= 0) & (across < width) & (pixel < n) & (y >= 0) & (y < rows)
-    if not EVEN:
-        inside = inside & (channel[:, None] < channels)
-    return pixel * channels + channel[:, None] if LAST else channel[:, None] * n + pixel, inside
+def _segment(segment, rows, strips, EACH: tl.constexpr, PAIRS: tl.constexpr):
+    """The first row of a segment, the row after its last, and the first of each pair of its columns."""
+    part = segment // strips
+    top = part * EACH
+    left = (segment - part * strips) * 2 * PAIRS
+    return top, tl.minimum(top + EACH, rows), left + 2 * tl.arange(0, PAIRS)
 
 
 @triton.jit
-def _load(x, channel, y, shift, channels, n, width, rows, ACROSS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr):
-    """A row of some maps, 0 where there is nothing."""
-    at, inside = _at(channel, y, shift, channels, n, width, rows, ACROSS, LAST, EVEN)
-    return tl.load(x + at, mask=inside, other=0.0)
+def _lanes(x, channel, column, y, channels, n, width, LAST: tl.constexpr):
+    """Where some columns of row `y` of some maps are."""
+    pixel = (y * width + column)[None, :]
+    return x + (pixel * channels + channel[:, None] if LAST else channel[:, None] * n + pixel)
 
 
 @triton.jit
-def _three(x, channel, y, row, channels, n, width, rows, ACROSS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr):
-    """The sum of each value of a `row` and those beside it."""
-    before = _load(x, channel, y, -1, channels, n, width, rows, ACROSS, LAST, EVEN).to(tl.float32)
-    after = _load(x, channel, y, 1, channels, n, width, rows, ACROSS, LAST, EVEN).to(tl.float32)
-    return before + row.to(tl.float32) + after
+def _inside(channel, column, channels, width, EVEN: tl.constexpr):
+    """Which of some columns there are in a map, in some of as many channels."""
+    inside = ((column >= 0) & (column < width))[None, :]
+    return inside if EVEN else inside & (channel < channels)[:, None]
+
+
+@triton.jit
+def _four(at, step, there, before, first, second, after):
+    """A pair of columns, the second and third of these, and those beside it, of a row, if that is `there`."""
+    return (
+        tl.load(at - step, mask=before & there, other=0.0),
+        tl.load(at, mask=first & there, other=0.0),
+        tl.load(at + step, mask=second & there, other=0.0),
+        tl.load(at + 2 * step, mask=after & there, other=0.0),
+    )
+
+
+@triton.jit
+def _three(a, b, c, d):
+    """The sums of three around each of a pair."""
+    pair = b.to(tl.float32) + c.to(tl.float32)
+    return a.to(tl.float32) + pair, pair + d.to(tl.float32)
 
 
 @triton.jit
 def _share(at, length):
     """What each of two or three neighbours counts, along one side of a map; 0 outside of it."""
-    count = 1.0 + tl.where(at > 0, 1.0, 0.0) + tl.where(at < length - 1, 1.0, 0.0)
-    return tl.where(at < length, 1.0 / count, 0.0)
+    before, after = at > 0, at < length - 1
+    return tl.where(before & after, 1 / 3, tl.where(before | after, tl.where(at < length, 0.5, 0.0), 1.0))
 
 
 @triton.jit
-def _pivot(x, channel, channels, n, width, rows, ACROSS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr):
-    """The mean of the first row of each map."""
-    row = _load(x, channel, 0, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-    return tl.sum(row.to(tl.float32), axis=1) / width
+def _pivot(x, channel, channels, n, width, LAST: tl.constexpr, EVEN: tl.constexpr):
+    """The mean of the first values of each map."""
+    column, count = tl.arange(0, 16), tl.minimum(tl.minimum(width, n), 16)
+    inside = _inside(channel, column, channels, count, EVEN)
+    first = tl.load(_lanes(x, channel, column, 0, channels, n, width, LAST), mask=inside, other=0.0)
+    return tl.sum(first.to(tl.float32), axis=1) / count
 
 
 @triton.jit
 def _sums(
-    x, channel, top, pivot, channels, n, width, rows,
-    MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BANDS: tl.constexpr, ALL: tl.constexpr,
+    x, channel, segment, pivot, channels, n, width, rows, strips,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """Over a segment, each map without its pivot: of the values, of the low band, of its squares and the high band's,
-    of the values' squares, of the high band's absolute values. Without bands, the third is that of values' squares.
+    """Over a segment, each map without its pivot: of the low and the high band, of their squares; of the values'
+    squares, of the high band's absolute values. Without bands, all is in the low one, and the last two are 0.
     """
-    nothing = tl.zeros([MAPS, ACROSS], tl.float32)
-    total, low, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
-    bottom = tl.minimum(top + EACH, rows)
-    across = tl.arange(0, ACROSS)[None, :]
-    if BANDS:
-        centre = tl.where(across < width, pivot[:, None], 0.0)
-        share = tl.broadcast_to(_share(across, width), [MAPS, ACROSS])
-        raw = _load(x, channel, top - 1, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-        above = _three(x, channel, top - 1, raw, channels, n, width, rows, ACROSS, LAST, EVEN)
-        raw = _load(x, channel, top, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-        here = _three(x, channel, top, raw, channels, n, width, rows, ACROSS, LAST, EVEN)
+    top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS)
+    step = channels if LAST else 1
+    first, second = (
+        _inside(channel, column, channels, width, EVEN),
+        _inside(channel, column + 1, channels, width, EVEN),
+    )
+    nothing = tl.zeros([MAPS, PAIRS], tl.float32)
+    low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
+    if not BANDS:
         for y in tl.range(top, bottom, loop_unroll_factor=2):
-            following = _load(x, channel, y + 1, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-            below = _three(x, channel, y + 1, following, channels, n, width, rows, ACROSS, LAST, EVEN)
-            row = raw.to(tl.float32) - centre
-            smooth = tl.fma(above + here + below, share * _share(y, rows), -centre)
-            sharp = row - smooth
-            total += row
-            low += smooth
-            low2 = tl.fma(smooth, smooth, low2)
-            high2 = tl.fma(sharp, sharp, high2)
-            if ALL:
-                square = tl.fma(row, row, square)
-                rough += tl.abs(sharp)
-            raw, above, here = following, here, below
-    else:
-        for y in tl.range(top, bottom, loop_unroll_factor=2):
-            at, inside = _at(channel, y, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-            row = tl.where(inside, tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - pivot[:, None], 0.0)
-            total += row
-            low2 = tl.fma(row, row, low2)
+            at = _lanes(x, channel, column, y, channels, n, width, LAST)
+            there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + 1 < n)[None, :]
+            value0, value1 = tl.load(at, mask=there0, other=0.0), tl.load(at + step, mask=there1, other=0.0)
+            away0 = tl.where(there0, value0.to(tl.float32) - pivot[:, None], 0.0)
+            away1 = tl.where(there1, value1.to(tl.float32) - pivot[:, None], 0.0)
+            low += away0 + away1
+            low2 = tl.fma(away1, away1, tl.fma(away0, away0, low2))
+        none = tl.zeros([MAPS], tl.float32)
+        return tl.sum(low, axis=1), none, tl.sum(low2, axis=1), none, none, none
+    before = _inside(channel, column - 1, channels, width, EVEN)
+    after = _inside(channel, column + 2, channels, width, EVEN)
+    at = _lanes(x, channel, column, top, channels, n, width, LAST)
+    a, b, c, d = _four(at - width * step, step, top > 0, before, first, second, after)
+    above0, above1 = _three(a, b, c, d)
+    a, b, c, d = _four(at, step, True, before, first, second, after)
+    here0, here1 = _three(a, b, c, d)
+    value0, value1 = b.to(tl.float32), c.to(tl.float32)
+    at += width * step
+    a, b, c, d = _four(at, step, top + 1 < rows, before, first, second, after)
+    share0, share1 = _share(column, width), _share(column + 1, width)
+    centre0, centre1 = tl.where(first, pivot[:, None], 0.0), tl.where(second, pivot[:, None], 0.0)
+    for y in range(top, bottom):
+        at += width * step
+        e, f, g, h = _four(at, step, (y < bottom - 1) & (y + 2 < rows), before, first, second, after)
+        below0, below1 = _three(a, b, c, d)
+        part = _share(y, rows)
+        sum0, sum1 = above0 + here0 + below0, above1 + here1 + below1
+        weight0, weight1 = (share0 * part)[None, :], (share1 * part)[None, :]
+        smooth0, smooth1 = tl.fma(sum0, weight0, -centre0), tl.fma(sum1, weight1, -centre1)
+        sharp0, sharp1 = tl.fma(sum0, -weight0, value0), tl.fma(sum1, -weight1, value1)
+        low += smooth0 + smooth1
+        high += sharp0 + sharp1
+        low2 = tl.fma(smooth1, smooth1, tl.fma(smooth0, smooth0, low2))
+        high2 = tl.fma(sharp1, sharp1, tl.fma(sharp0, sharp0, high2))
+        if ALL:
+            both0, both1 = smooth0 + sharp0, smooth1 + sharp1
+            square = tl.fma(both1, both1, tl.fma(both0, both0, square))
+            rough += tl.abs(sharp0) + tl.abs(sharp1)
+        above0, above1, here0, here1 = here0, here1, below0, below1
+        value0, value1 = b.to(tl.float32), c.to(tl.float32)
+        a, b, c, d = e, f, g, h
     return (
-        tl.sum(total, axis=1), tl.sum(low, axis=1), tl.sum(low2, axis=1), tl.sum(high2, axis=1),
+        tl.sum(low, axis=1), tl.sum(high, axis=1), tl.sum(low2, axis=1), tl.sum(high2, axis=1),
         tl.sum(square, axis=1), tl.sum(rough, axis=1),
     )  # fmt: skip
 
 
 @triton.jit
-def _rule(usual, gate, channel, pivot, total, low, low2, high2, channels, n, BANDS: tl.constexpr, GATED: tl.constexpr):
+def _rule(usual, gate, channel, pivot, low, high, low2, high2, channels, n, BANDS: tl.constexpr, GATED: tl.constexpr):
     """`channels.coefficients`, of values and their local means as they are: the start, two gains, and whether to move.
 
     mean + d + l (low - tilt) + h (high + tilt), with low + mean the local mean, and low + high + mean the value, is
     start + h value + (l - h) local mean.
     """
     k: tl.constexpr = 3 if BANDS else 2
-    away = total / n
-    mean = pivot + away
+    mean = pivot + (low + high) / n
     moved = _shift(usual, gate, channel, mean, 0, channels, k)
+    average, tilt = low / n, -high / n
+    soft = tl.exp(_deviation_shift(usual, gate, channel, low2 / n - average * average, 1, channels, k))
     if BANDS:
-        average = low / n
-        tilt = average - away
-        soft = tl.exp(_deviation_shift(usual, gate, channel, low2 / n - average * average, 1, channels, k))
         first = tl.exp(_deviation_shift(usual, gate, channel, high2 / n - tilt * tilt, 2, channels, k))
         second = soft - first
         start = mean + moved - soft * mean - second * tilt
     else:
-        first = tl.exp(_deviation_shift(usual, gate, channel, low2 / n - away * away, 1, channels, k))
-        second = first
-        start = mean + moved - first * mean
+        first, second = soft, soft
+        start = mean + moved - soft * mean
     if GATED:
         start = tl.where(gate > 0, start, float("nan"))
     moves = (tl.abs(start) < float("inf")) & (first < float("inf")) & (tl.abs(second) < float("inf"))
@@ -426,42 +493,99 @@ def _not_negative(variance):
 
 @triton.jit
 def _write(
-    x, out, channel, top, start, first, second, moves, channels, n, width, rows,
-    MAPS: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BANDS: tl.constexpr,
+    x, residual, out, channel, segment, start, gain, gain_of_mean, moves, channels, n, width, rows, strips,
+    PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """A segment of each map: start + gain * value + gain * local mean, or as it is where it is not moved."""
-    starts = tl.broadcast_to(start[:, None], [MAPS, ACROSS])
-    firsts = tl.broadcast_to(first[:, None], [MAPS, ACROSS])
-    raw = _load(x, channel, top, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
+    top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS)
+    step = channels if LAST else 1
+    first, second = (
+        _inside(channel, column, channels, width, EVEN),
+        _inside(channel, column + 1, channels, width, EVEN),
+    )
+    start, gain, gain_of_mean, moves = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None]
     if BANDS:
-        share = second[:, None] * _share(tl.arange(0, ACROSS)[None, :], width)
-        before = _load(x, channel, top - 1, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-        above = _three(x, channel, top - 1, before, channels, n, width, rows, ACROSS, LAST, EVEN)
-        here = _three(x, channel, top, raw, channels, n, width, rows, ACROSS, LAST, EVEN)
-    for y in tl.range(top, tl.minimum(top + EACH, rows), loop_unroll_factor=2):
-        following = _load(x, channel, y + 1, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-        value = tl.fma(raw.to(tl.float32), firsts, starts)
-        if BANDS:
-            below = _three(x, channel, y + 1, following, channels, n, width, rows, ACROSS, LAST, EVEN)
-            value = tl.fma(above + here + below, share * _share(y, rows), value)
-            above, here = here, below
-        if out.dtype.element_ty == tl.float16:  # a reference may lie beyond what float16 holds
-            value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
-        at, inside = _at(channel, y, 0, channels, n, width, rows, ACROSS, LAST, EVEN)
-        tl.store(out + at, tl.where(moves[:, None], value.to(out.dtype.element_ty), raw), mask=inside)
-        raw = following
+        before = _inside(channel, column - 1, channels, width, EVEN)
+        after = _inside(channel, column + 2, channels, width, EVEN)
+        at = _lanes(x, channel, column, top, channels, n, width, LAST)
+        a, b, c, d = _four(at - width * step, step, top > 0, before, first, second, after)
+        above0, above1 = _three(a, b, c, d)
+        a, b, c, d = _four(at, step, True, before, first, second, after)
+        here0, here1 = _three(a, b, c, d)
+        value0, value1 = b.to(tl.float32), c.to(tl.float32)
+        at += width * step
+        a, b, c, d = _four(at, step, top + 1 < rows, before, first, second, after)
+        share0, share1 = _share(column, width), _share(column + 1, width)
+        for y in range(top, bottom):
+            at += width * step
+            e, f, g, h = _four(at, step, (y < bottom - 1) & (y + 2 < rows), before, first, second, after)
+            below0, below1 = _three(a, b, c, d)
+            part = _share(y, rows)
+            local0 = (above0 + here0 + below0) * (share0 * part)[None, :]
+            local1 = (above1 + here1 + below1) * (share1 * part)[None, :]
+            new0 = tl.where(moves, tl.fma(local0, gain_of_mean, tl.fma(value0, gain, start)), value0)
+            new1 = tl.where(moves, tl.fma(local1, gain_of_mean, tl.fma(value1, gain, start)), value1)
+            _put(
+                residual, out, channel, column, y, new0, new1, moves, channels, n, width, first, second,
+                PAIRS, LAST, EVEN, ADD, RELU,
+            )  # fmt: skip
+            above0, above1, here0, here1 = here0, here1, below0, below1
+            value0, value1 = b.to(tl.float32), c.to(tl.float32)
+            a, b, c, d = e, f, g, h
+    else:
+        for y in tl.range(top, bottom, loop_unroll_factor=2):
+            at = _lanes(x, channel, column, y, channels, n, width, LAST)
+            there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + 1 < n)[None, :]
+            own0 = tl.load(at, mask=there0, other=0.0).to(tl.float32)
+            own1 = tl.load(at + step, mask=there1, other=0.0).to(tl.float32)
+            new0 = tl.where(moves, tl.fma(own0, gain, start), own0)
+            new1 = tl.where(moves, tl.fma(own1, gain, start), own1)
+            _put(
+                residual, out, channel, column, y, new0, new1, moves, channels, n, width, there0, there1,
+                PAIRS, LAST, EVEN, ADD, RELU,
+            )  # fmt: skip
 
 
 @triton.jit
-def _tell(found, image, channel, pivot, total, low, low2, high2, square, rough, channels, n, BANDS: tl.constexpr):
+def _put(
+    residual, out, channel, column, y, new0, new1, moves, channels, n, width, first, second,
+    PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """Write the first and the second of each pair of columns; in one piece where they lie side by side in memory."""
+    if LAST:
+        at = _lanes(out, channel, column, y, channels, n, width, LAST)
+        added = _lanes(residual, channel, column, y, channels, n, width, LAST)
+        _finish(at, added, new0, moves, first, ADD, RELU)
+        _finish(at + channels, added + channels, new1, moves, second, ADD, RELU)
+    else:
+        both = tl.min(column, axis=0) + tl.arange(0, 2 * PAIRS)
+        inside = _inside(channel, both, channels, width, EVEN) & (y * width + both < n)[None, :]
+        at = _lanes(out, channel, both, y, channels, n, width, LAST)
+        added = _lanes(residual, channel, both, y, channels, n, width, LAST)
+        _finish(at, added, tl.interleave(new0, new1), moves, inside, ADD, RELU)
+
+
+@triton.jit
+def _finish(out, residual, value, moves, inside, ADD: tl.constexpr, RELU: tl.constexpr):
+    """What follows in the model, and the result. What is not moved is rounded as if this were done in steps."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    if dtype == tl.float16:  # a reference may lie beyond what float16 holds
+        value = tl.where(moves, tl.minimum(tl.maximum(value, -65504.0), 65504.0), value)
+    if ADD:
+        value += tl.load(residual, mask=inside, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out, value.to(dtype), mask=inside)
+
+
+@triton.jit
+def _tell(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS: tl.constexpr):
     inside = channel < channels
     found += image * (5 if BANDS else 2) * channels + channel
-    away = total / n
+    away, average, tilt = (low + high) / n, low / n, high / n
     tl.store(found, pivot + away, mask=inside)
     if BANDS:
-        average = low / n
-        tilt = average - away
         tl.store(found + channels, _not_negative(square / n - away * away), mask=inside)
         tl.store(found + 2 * channels, _not_negative(low2 / n - average * average), mask=inside)
         tl.store(found + 3 * channels, _not_negative(high2 / n - tilt * tilt), mask=inside)
