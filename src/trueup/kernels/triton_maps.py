@@ -32,19 +32,27 @@ _SUMS = 4
 _ALL_SUMS = 6
 
 
-def realign(x: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
-    """As `channels.realign`, of float32, bfloat16 or float16 `(batch, channels, ...)`; it keeps the layout.
+def realign(
+    x: Tensor,
+    reference: Tensor,
+    openness: Tensor | None = None,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """As `kernels.realign`, of float32, bfloat16 or float16 `(batch, channels, ...)`; it keeps the layout.
 
     It does not depend on the batch to the last bit.
     """
     if _is_last(x) is not None:
         out = torch.empty_like(x)
         realign_maps(x, reference, openness, out)
-        return out
-    dense = x.contiguous()
-    out = torch.empty_like(dense)
-    realign_maps(dense, reference, openness, out)
-    return torch.empty_like(x).copy_(out)
+    else:
+        dense = x.contiguous()
+        found = torch.empty_like(dense)
+        realign_maps(dense, reference, openness, found)
+        out = torch.empty_like(x).copy_(found)
+    out = out if residual is None else out.add_(residual)
+    return out.relu_() if relu else out
 
 
 def moments(x: Tensor, bands: bool) -> Tensor:
