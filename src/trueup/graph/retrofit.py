@@ -60,7 +60,7 @@ class Retrofit(nn.Module):
     function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
 
     It may also offer to do what follows its site, by naming it in `absorbs`: "add", for the sum with another value, and
-    "relu", after that or at once. It is then given residual= and order=, which `add` understands, and
+    "relu", after that or at once. It is then given residual= and order=, as `graph.add` takes them, and
     activation="relu". That is done where nothing else reads what it passes over, and nothing is placed there.
 
     With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
