@@ -14,7 +14,7 @@ from trueup import functional, kernels
 from trueup.correction import Correction
 from trueup.evidence import Evidence
 from trueup.gate import Gate, features, openness
-from trueup.graph import Options, Reader, Retrofit, Site, clone, find
+from trueup.graph import Options, Order, Reader, Retrofit, Site, add, clone, find
 from trueup.targets import ChannelTarget, SiteTarget, Targets
 
 Rule = Correction | Evidence
@@ -226,8 +226,12 @@ class _Blend(nn.Module):
 
 
 class _Realign(_AtSite):
-    """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted."""
+    """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted.
 
+    The sum and the relu that often follow are done in the pass that writes it.
+    """
+
+    absorbs = ("add", "relu")
     reference: Tensor
 
     def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence) -> None:
@@ -235,12 +239,33 @@ class _Realign(_AtSite):
         self.name, self.rule, self.channels = site.name, rule, site.channels
         self.register_buffer("reference", statistics.reference(rule), persistent=False)
 
-    def forward(self, a: Tensor, openness: Tensor | None = None) -> Tensor:
-        if not self.rule.changes:
-            return a
-        return kernels.realign(a.movedim(self.channels, 1), self.reference, openness).movedim(1, self.channels)
+    def forward(
+        self,
+        a: Tensor,
+        openness: Tensor | None = None,
+        *,
+        residual: Any = None,
+        order: Order = "value first",
+        activation: str | None = None,
+    ) -> Tensor:
+        relu = activation == "relu"
+        if self.rule.changes:
+            # What is added may also be a number, or another tensor than the kernel can add.
+            along = residual.movedim(self.channels, 1) if _is_like(residual, a) else None
+            whole = residual is None or along is not None
+            x = a.movedim(self.channels, 1)
+            out = kernels.realign(x, self.reference, openness, residual=along, relu=relu and whole)
+            a = out.movedim(1, self.channels)
+            if whole:
+                return a
+        a = a if residual is None else add(a, residual, order)
+        return a.relu() if relu else a
 
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
         bands = ", bands" if self.reference.shape[1] == 3 else ""
         return f"{self.name!r}, strength={self.rule.strength:.3g}{bands}"
+
+
+def _is_like(residual: Any, a: Tensor) -> bool:
+    return isinstance(residual, Tensor) and kernels.alike(residual, a)

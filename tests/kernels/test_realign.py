@@ -99,6 +99,125 @@ def test_gradients_are_those_of_the_specification():
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
 
 
+def apart(x, usual, openness=None, *, residual=None, relu=False):
+    """What the fused operator stands for, step by step."""
+    out = kernels.realign(x, usual, openness)
+    out = out if residual is None else out + residual
+    return out.relu() if relu else out
+
+
+AFTER = [(False, True), (True, False), (True, True)]
+after = pytest.mark.parametrize(("add", "relu"), AFTER, ids=["relu", "sum", "sum and relu"])
+
+
+@after
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "bands"),
+    [
+        ((1, 1, 1, 1), True),  # smallest
+        ((3, 4, 9, 13), True),  # no power of two
+        ((3, 4, 9, 13), False),
+        ((3, 4, 7), False),  # a sequence
+        ((3, 4), False),  # no map at all
+    ],
+    ids=str,
+)
+def test_a_sum_and_a_relu_in_the_same_pass_round_as_they_do_apart(shape, bands, dtype, add, relu):
+    usual, x = reference(maps(30, *shape[1:]), bands=bands), (2 * maps(*shape, seed=1) + 0.5).to(dtype)
+    residual = maps(*shape, seed=2).to(dtype) if add else None
+    for openness in (None, torch.linspace(0, 1, len(x))):
+        out = kernels.realign(x, usual, openness, residual=residual, relu=relu)
+        assert out.dtype == dtype
+        assert out.equal(apart(x, usual, openness, residual=residual, relu=relu))
+        if openness is not None:
+            closed = x[openness == 0] if residual is None else x[openness == 0] + residual[openness == 0]
+            assert out[openness == 0].equal(closed.relu() if relu else closed)
+    one = slice(0, 1)
+    alone = kernels.realign(
+        x[one], usual, openness[one], residual=None if residual is None else residual[one], relu=relu
+    )
+    assert alone.equal(out[one])
+
+
+@after
+@pytest.mark.parametrize("bands", [False, True])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_goes_through_a_sum_and_a_relu_as_torchs(poison, bands, add, relu):
+    usual, x = reference(maps(30, 4, 8, 8), bands=bands), 3 * maps(5, 4, 8, 8, seed=1)
+    residual = maps(5, 4, 8, 8, seed=2) if add else None
+    x[1, 2, 3, 4] = poison
+    if residual is not None:
+        residual[2, 1, 0, 0], residual[1, 2, 3, 4] = poison, torch.inf
+    out = kernels.realign(x, usual, residual=residual, relu=relu)
+    torch.testing.assert_close(out, apart(x, usual, residual=residual, relu=relu), rtol=0, atol=0, equal_nan=True)
+    assert out.isnan().any() == (torch.tensor(poison).isnan() or (add and poison == -torch.inf))
+
+
+def test_the_sign_of_a_zero_is_torchs():
+    usual, x = reference(maps(30, 1, 4, 4), bands=False), torch.full((1, 1, 4, 4), -0.0)
+    out = kernels.realign(x, usual, torch.zeros(1), relu=True)
+    assert out.signbit().equal(x.relu().signbit())
+
+
+def test_with_a_residual_layouts_are_kept():
+    usual, x, residual = (
+        reference(maps(30, 4, 8, 8), bands=True),
+        3 * maps(5, 4, 8, 8, seed=1),
+        maps(5, 4, 8, 8, seed=2),
+    )
+    wanted = apart(x, usual, residual=residual, relu=True)
+    last = {"memory_format": torch.channels_last}
+    for mine, theirs in (
+        (x.contiguous(**last), residual.contiguous(**last)),
+        (x.contiguous(**last), residual),
+        (x, residual.contiguous(**last)),
+    ):
+        out = kernels.realign(mine, usual, residual=theirs, relu=True)
+        assert out.equal(wanted)
+        assert out.stride() == mine.stride()
+        out = torch.ops.trueup.realign.default(mine, usual, None, theirs, True)
+        assert out.equal(wanted)
+        assert out.stride() == mine.stride()
+    assert kernels.realign(x[:0], usual, residual=residual[:0], relu=True).shape == (0, 4, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "residual",
+    [
+        maps(4, 1, 1),  # broadcast
+        maps(2, 5, 4, 8, 8),  # makes more of it
+        maps(5, 4, 8, 8).double(),  # makes it wider
+        maps(5, 4, 8, 8).bfloat16(),
+        torch.tensor(0.5),
+    ],
+    ids=lambda r: f"{tuple(r.shape)} {r.dtype}",
+)
+def test_a_residual_of_another_kind_is_added_as_torch_does(residual):
+    usual, x = reference(maps(30, 4, 8, 8), bands=True), 3 * maps(5, 4, 8, 8, seed=1)
+    out, wanted = kernels.realign(x, usual, residual=residual), apart(x, usual, residual=residual)
+    assert out.dtype == wanted.dtype
+    assert out.equal(wanted)
+
+
+@after
+def test_with_a_sum_and_a_relu_gradients_are_those_of_the_specification(add, relu):
+    usual = reference(maps(30, 4, 8, 8), bands=True)
+    for openness in (None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])):
+        x, y = ((3 * maps(5, 4, 8, 8, seed=1)).requires_grad_() for _ in range(2))
+        r, s = (maps(5, 4, 8, 8, seed=2).requires_grad_() if add else None for _ in range(2))
+        kernels.realign(x, usual, openness, residual=r, relu=relu).square().sum().backward()
+        wanted = channels.realign(y, usual, openness)
+        wanted = wanted if s is None else wanted + s
+        (wanted.relu() if relu else wanted).square().sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+        if r is not None:
+            torch.testing.assert_close(r.grad, s.grad, rtol=1e-3, atol=1e-3)
+            only = maps(5, 4, 8, 8, seed=2).requires_grad_()  # the model is frozen up to here
+            kernels.realign(x.detach(), usual, openness, residual=only, relu=relu).square().sum().backward()
+            assert only.grad.equal(r.grad)
+
+
 def test_what_comes_out_may_be_written_into():
     x, usual = maps(2, 3, 8, 8).requires_grad_(), reference(maps(30, 3, 8, 8), bands=True)
     for look in (lambda a: a, lambda a: a.movedim(1, -1)):
@@ -109,7 +228,9 @@ def test_what_comes_out_may_be_written_into():
 def test_torch_approves_of_the_operator():
     x = maps(2, 3, 8, 8).requires_grad_()
     usual = reference(maps(30, 3, 8, 8), bands=True)
-    for openness in (None, torch.tensor([0.0, 0.5])):
-        torch.library.opcheck(torch.ops.trueup.realign.default, (x, usual, openness))
+    residual = maps(2, 3, 8, 8, seed=1).requires_grad_()
+    openness = torch.tensor([0.0, 0.5])
+    for rest in ((None, None, False), (openness, None, True), (openness, residual, False), (None, residual, True)):
+        torch.library.opcheck(torch.ops.trueup.realign.default, (x, usual, *rest))
     for bands in (False, True):
         torch.library.opcheck(torch.ops.trueup.moments.default, (x.detach(), bands))

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, fx, nn
 
-from trueup.activations import KNOWN
-from trueup.graph.rewire import blend, insert_after, read, replace, run_ahead
+from trueup.graph.follow import following, plain_activation
+from trueup.graph.rewire import absorb, blend, insert_after, read, replace, run_ahead
 from trueup.graph.site import Options, Site
-from trueup.graph.trace import HOOKS, Place, trace
+from trueup.graph.trace import Place, trace
 
 
 def find(model: nn.Module, **options: Unpack[Options]) -> list[Site]:
@@ -58,6 +58,10 @@ class Retrofit(nn.Module):
     A placed module may offer to apply activation functions itself, by naming them in `fuses`, such as ("relu",). It is
     then given what comes before the activation, and activation="relu". That is done where nothing else can tell: the
     function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
+
+    It may also offer to do what follows its site, by naming it in `absorbs`: "add", for the sum with another value, and
+    "relu", after that or at once. It is then given residual= and order=, as `graph.add` takes them, and
+    activation="relu". That is done where nothing else reads what it passes over, and nothing is placed there.
 
     With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
     the sites that it reads. Nothing is placed before the last of these.
@@ -136,15 +140,20 @@ class Retrofit(nn.Module):
             value = (whole,)
         given = value if ahead is None else ()
         last = found[self._last_read(found)].node if given else None  # what is placed there waits until all is read
-        for site, node, aliased in found:
-            if site.name in self.sites:
-                number = self.sites.index(site.name)
-                activation = _plain_activation(self, node)
-                if not given and not aliased and activation in getattr(self.placed[number], "fuses", ()):
-                    replace(graph, node, f"placed.{number}", activation)
-                else:
-                    after = value[0] if node is last else node
-                    insert_after(graph, node, f"placed.{number}", *given, aliased=aliased, after=after, beside=looks)
+        chosen = [place for place in found if place.site.name in self.sites]
+        kept = [place.node for place in chosen]
+        for site, node, aliased in chosen:
+            number = self.sites.index(site.name)
+            target, module = f"placed.{number}", self.placed[number]
+            activation = plain_activation(self, node)
+            able = () if aliased else getattr(module, "absorbs", ())
+            if not given and not aliased and activation in getattr(module, "fuses", ()):
+                replace(graph, node, target, activation)
+            elif (follows := following(self, node, able, beside=looks, kept=kept)).nodes:
+                absorb(graph, node, target, *given, follows=follows)
+            else:
+                after = value[0] if node is last else node
+                insert_after(graph, node, target, *given, aliased=aliased, after=after, beside=looks)
         if ahead is not None:
             blend(graph, "blend", ahead(output), *value)
         graph.lint()
@@ -185,22 +194,6 @@ class Retrofit(nn.Module):
 def _selected(found: list[Place], options: Options) -> list[Site]:
     select = options.get("select")
     return [site for site, *_ in found if select is None or select(site)]
-
-
-def _plain_activation(root: nn.Module, node: fx.Node) -> str | None:
-    """The name of the activation function that a node applies, if it is torch's own and has no hooks."""
-    for known in KNOWN:
-        if node.op == "call_module":
-            module = root.get_submodule(str(node.target))
-            if type(module) in known.modules and not _has_hooks(module):
-                return known.name
-        elif node.target in (known.functions if node.op == "call_function" else known.methods):
-            return known.name
-    return None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, hooks) for hooks in HOOKS)
 
 
 def _wrapped(model: nn.Module) -> nn.Module | None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from trueup.graph.follow import Following
 from trueup.graph.memory import is_in_place
 
 
@@ -40,6 +41,18 @@ def replace(graph: fx.Graph, node: fx.Node, target: str, activation: str | None)
         placed = graph.call_module(target, (node.all_input_nodes[0],), {"activation": activation})
     node.replace_all_uses_with(placed)
     graph.erase_node(node)
+
+
+def absorb(graph: fx.Graph, node: fx.Node, target: str, *more: fx.Node, follows: Following) -> None:
+    """Let the module `target` do its own with the value of `node`, and `more` values, and then what follows that.
+
+    It is called where the first of what follows stood: a residual is there by then, and not overwritten yet.
+    """
+    with graph.inserting_before(follows.nodes[0]):
+        placed = graph.call_module(target, (node, *more), follows.arguments)
+    follows.nodes[-1].replace_all_uses_with(placed)
+    for passed in reversed(follows.nodes):
+        graph.erase_node(passed)
 
 
 def read(graph: fx.Graph, nodes: Sequence[fx.Node], looks: str, whole: str) -> tuple[fx.Node, list[fx.Node]]:

@@ -20,10 +20,18 @@ _PART = 1 << 16  # values worth a thread of their own
 _RUN = 1024  # values summed in float32; the sums of these are summed in float64
 
 
-def realign_maps(maps: Tensor, reference: Tensor, openness: Tensor | None, out: Tensor) -> None:
+def realign_maps(
+    maps: Tensor,
+    reference: Tensor,
+    openness: Tensor | None,
+    out: Tensor,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> None:
     """As `channels.realign`, of contiguous float32 maps `(batch, channels, height, width)`, into `out`.
 
-    Images of openness 0 are copied, and not even measured.
+    Maps of the same kind in `residual` are added, and what is below 0 set to it by `relu`. Images of openness 0 are
+    not even measured.
     """
     bands = reference.shape[1] == 3
     moves = None if openness is None else openness > 0
@@ -34,7 +42,9 @@ def realign_maps(maps: Tensor, reference: Tensor, openness: Tensor | None, out: 
         rule = torch.where(moves[:, None, None], rule, torch.nan)  # to `_write`, to leave it as it is
     planes, into = _planes(maps), _planes(out)
     gains = rule.transpose(1, 2).reshape(len(planes), -1).contiguous().numpy()
-    _shared(lambda begin, end: _write(planes, begin, end, maps.shape[3], gains, into), planes)
+    more = None if residual is None else _planes(residual)
+    least = np.float32(0 if relu else -np.inf)  # as torch's relu, NaN is not less, nor is -0
+    _shared(lambda begin, end: _write(planes, begin, end, maps.shape[3], gains, more, least, into), planes)
 
 
 def measure_maps(maps: Tensor, *, bands: bool, only: Tensor | None = None) -> Tensor:
@@ -154,8 +164,11 @@ def _measure_block(centred, beside, first, last, up, down):
 
 
 @njit(nogil=True, cache=True)
-def _write(planes, begin, end, width, gains, into):
-    """Each map from `begin` to `end`: start + gain * part + ..., or as it is where one of these is no number."""
+def _write(planes, begin, end, width, gains, residual, least, into):
+    """Each map from `begin` to `end`: start + gain * part + ..., or as it is where one of these is no number.
+
+    Then the `residual` is added, unless that is None, and what is less than `least` becomes that.
+    """
     n = planes.shape[1]
     centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
     for p in range(begin, end):
@@ -163,25 +176,48 @@ def _write(planes, begin, end, width, gains, into):
         for value in gains[p]:
             finite = finite and np.isfinite(value)
         mean, start, low = gains[p, 0], gains[p, 1], gains[p, 2]
+        more = None if residual is None else residual[p]
         if not finite:
-            into[p] = planes[p]
+            _finish(planes[p], more, least, into[p])
         elif gains.shape[1] == 3:
-            for k in range(n):
-                into[p, k] = start + low * (planes[p, k] - mean)
+            _write_plane(planes[p], mean, start, low, more, least, into[p])
         else:
             for k in range(n):
                 centred[k] = planes[p, k] - mean
             _smooth_rows(centred, width, beside)
             for first, last, up, down in _blocks(n, width):
-                _write_block(centred, beside, first, last, up, down, start, low, gains[p, 3], into[p])
+                block = None if residual is None else residual[p, first:last]
+                _write_block(centred, beside, first, last, up, down, start, low, gains[p, 3], block, least, into[p])
+
+
+# A residual of None is one of another type, for which numba compiles these loops without it.
+@njit(nogil=True, cache=True)
+def _finish(plane, residual, least, into):
+    for k in range(len(plane)):
+        value = plane[k]
+        if residual is not None:
+            value = value + residual[k]
+        into[k] = least if value < least else value
 
 
 @njit(nogil=True, cache=True)
-def _write_block(centred, beside, first, last, up, down, start, low, high, into):
+def _write_plane(plane, mean, start, gain, residual, least, into):
+    for k in range(len(plane)):
+        value = start + gain * (plane[k] - mean)
+        if residual is not None:
+            value = value + residual[k]
+        into[k] = least if value < least else value
+
+
+@njit(nogil=True, cache=True)
+def _write_block(centred, beside, first, last, up, down, start, low, high, residual, least, into):
     scale = np.float32(1 / (1 + (up != 0) + (down != 0)))
     above_scale, below_scale = scale * np.float32(up != 0), scale * np.float32(down != 0)
     here, above, below = beside[first:last], beside[first + up : last + up], beside[first + down : last + down]
     row, out = centred[first:last], into[first:last]
     for k in range(len(row)):
         smooth = here[k] * scale + above[k] * above_scale + below[k] * below_scale
-        out[k] = start + low * smooth + high * (row[k] - smooth)
+        value = start + low * smooth + high * (row[k] - smooth)
+        if residual is not None:
+            value = value + residual[k]
+        out[k] = least if value < least else value

@@ -20,18 +20,36 @@ _COMPILED = {device: importlib.util.find_spec(name) is not None for device, name
 
 _library = torch.library.Library("trueup", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
-    "realign(Tensor x, Tensor reference, Tensor? openness) -> Tensor",
+    "realign(Tensor x, Tensor reference, Tensor? openness, Tensor? residual, bool relu) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.define("moments(Tensor x, bool bands) -> Tensor", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
 
 
-def realign(a: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
-    """`channels.realign`, fast. It does not depend on the batch, nor on the number of threads, to the last bit."""
-    if _has_kernel(a):
-        out: Tensor = torch.ops.trueup.realign.default(a, reference, openness)
-        return out
-    return channels.realign(a, reference, openness)
+def realign(
+    a: Tensor,
+    reference: Tensor,
+    openness: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """`channels.realign`, fast. It does not depend on the batch, nor on the number of threads, to the last bit.
+
+    A `residual` is added, and with `relu`, negative values become 0: in the same pass, and rounded as torch's own
+    operators would one after the other.
+    """
+    if not _has_kernel(a):
+        return _then(channels.realign(a, reference, openness), residual, relu)
+    if residual is not None and not alike(a, residual):
+        return _then(realign(a, reference, openness), residual, relu)
+    out: Tensor = torch.ops.trueup.realign.default(a, reference, openness, residual, relu)
+    return out
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are of the same shape, dtype and device, and lie in the same order in memory."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
 
 
 def moments(a: Tensor, *, bands: bool) -> Tensor:
@@ -41,6 +59,11 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
         out: Tensor = torch.ops.trueup.moments.default(a, bands)
         return out
     return channels.moments(a, bands=bands)
+
+
+def _then(a: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    a = a if residual is None else a + residual
+    return a.relu() if relu else a
 
 
 def _has_kernel(a: Tensor) -> bool:
@@ -53,20 +76,25 @@ def _maps(x: Tensor, bands: bool) -> Tensor:
     return x.float().contiguous().view(shape)
 
 
-def _realign_on_cpu(x: Tensor, reference: Tensor, openness: Tensor | None) -> Tensor:
+def _realign_on_cpu(
+    x: Tensor, reference: Tensor, openness: Tensor | None, residual: Tensor | None, relu: bool
+) -> Tensor:
     from trueup.kernels import cpu_maps
 
     if x.numel() == 0:
         return x.clone()
-    maps = _maps(x, reference.shape[1] == 3)
-    out = torch.empty(x.shape)
+    bands = reference.shape[1] == 3
+    maps, out = _maps(x, bands), torch.empty(x.shape)
+    if x.dtype == torch.float32:
+        more = None if residual is None else _maps(residual, bands)
+        cpu_maps.realign_maps(maps, reference, openness, out.view(maps.shape), more, relu)
+        return out if out.stride() == x.stride() else torch.empty_like(x).copy_(out)
     cpu_maps.realign_maps(maps, reference, openness, out.view(maps.shape))
     if x.dtype == torch.float16:
         limit = torch.finfo(x.dtype).max
         out = torch.where(x.isfinite(), out.clamp(-limit, limit), out)
-    if out.dtype == x.dtype and out.stride() == x.stride():
-        return out
-    return torch.empty_like(x).copy_(out)
+    # Each step is rounded to the narrow dtype.
+    return torch.empty_like(x).copy_(_then(out.to(x.dtype), residual, relu))
 
 
 def _moments_on_cpu(x: Tensor, bands: bool) -> Tensor:
@@ -77,11 +105,13 @@ def _moments_on_cpu(x: Tensor, bands: bool) -> Tensor:
     return cpu_maps.measure_maps(_maps(x, bands), bands=bands)[:, : 5 if bands else 2].contiguous()
 
 
-def _realign_on_cuda(x: Tensor, reference: Tensor, openness: Tensor | None) -> Tensor:
+def _realign_on_cuda(
+    x: Tensor, reference: Tensor, openness: Tensor | None, residual: Tensor | None, relu: bool
+) -> Tensor:
     from trueup.kernels import triton_maps
 
     with torch.cuda.device(x.device):  # where Triton launches
-        return triton_maps.realign(x, reference, openness)
+        return triton_maps.realign(x, reference, openness, residual, relu)
 
 
 def _moments_on_cuda(x: Tensor, bands: bool) -> Tensor:
@@ -91,7 +121,9 @@ def _moments_on_cuda(x: Tensor, bands: bool) -> Tensor:
         return triton_maps.moments(x, bands)
 
 
-def _like_maps(x: Tensor, _reference: Tensor, _openness: Tensor | None) -> Tensor:
+def _like_maps(
+    x: Tensor, _reference: Tensor, _openness: Tensor | None, _residual: Tensor | None, _relu: bool
+) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -99,17 +131,23 @@ def _like_moments(x: Tensor, bands: bool) -> Tensor:
     return x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:  # noqa: ARG001
-    ctx.save_for_backward(*inputs)
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool], output: Tensor) -> None:
+    x, reference, openness, _residual, relu = inputs
+    # As torch's relu, which is known by what came out; without one, what came out may be overwritten.
+    ctx.save_for_backward(x, reference, openness, output if relu else None)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, Tensor | None, None]:
     """By going through the specification once more; how open an image is counts as given."""
-    x, reference, openness = ctx.saved_tensors
-    with torch.enable_grad():
-        again = x.detach().requires_grad_()
-        (found,) = torch.autograd.grad(channels.realign(again, reference, openness), again, gradient)
-    return found, None, None
+    x, reference, openness, output = ctx.saved_tensors
+    if output is not None:
+        gradient = torch.where(output <= 0, 0, gradient)
+    found = None
+    if ctx.needs_input_grad[0]:
+        with torch.enable_grad():
+            again = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(channels.realign(again, reference, openness), again, gradient)
+    return found, None, None, gradient if ctx.needs_input_grad[3] else None, None
 
 
 _library.impl("realign", _realign_on_cpu, "CPU")  # type: ignore[no-untyped-call]

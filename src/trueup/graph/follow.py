@@ -1,0 +1,95 @@
+"""What follows a site and can be done in the same pass over memory as what is placed there: a sum, and then a relu."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from trueup.activations import KNOWN
+from trueup.graph.memory import is_in_place
+from trueup.graph.trace import HOOKS
+
+Order = Literal["value first", "residual first", "in place"]
+_SUMS: dict[str, Collection[Any]] = {
+    "call_function": (operator.add, operator.iadd, torch.add),
+    "call_method": ("add", "add_"),
+}
+
+
+class Following(NamedTuple):
+    """Nodes that a placed module can stand for, in their order, and the arguments that tell it to do what they do."""
+
+    nodes: list[fx.Node]
+    arguments: dict[str, Any]
+
+
+def following(
+    root: nn.Module,
+    node: fx.Node,
+    able: Collection[str],
+    *,
+    beside: Collection[fx.Node] = (),
+    kept: Collection[fx.Node] = (),
+) -> Following:
+    """What a module that is `able` to "add", to "relu", or both, can do together with its own at a `node`.
+
+    A value that anything else reads is not passed over, nor is a node that is to be `kept`. Those `beside` read the
+    value of `node` itself in any case. A sum in place must be into the value: the memory of the residual is read
+    elsewhere.
+    """
+    nodes: list[fx.Node] = []
+    arguments: dict[str, Any] = {}
+    user = _only_user(node, beside)
+    if "add" in able and user is not None and user not in kept and (found := _residual(root, user, node)):
+        nodes.append(user)
+        arguments.update(residual=found[0], order=found[1])
+        user = _only_user(user)
+    if "relu" in able and user is not None and user not in kept and plain_activation(root, user) == "relu":
+        nodes.append(user)
+        arguments.update(activation="relu")
+    return Following(nodes, arguments)
+
+
+def add(value: Any, residual: Any, order: Order) -> Any:
+    """The sum that a placed module stands for, by torch: its dtype, shape and layout may depend on the order."""
+    if order == "in place":
+        value += residual
+        return value
+    return residual + value if order == "residual first" else value + residual
+
+
+def plain_activation(root: nn.Module, node: fx.Node) -> str | None:
+    """The name of the activation function that a node applies, if it is torch's own and has no hooks."""
+    for known in KNOWN:
+        if node.op == "call_module":
+            module = root.get_submodule(str(node.target))
+            if type(module) in known.modules and not _has_hooks(module):
+                return known.name
+        elif node.target in (known.functions if node.op == "call_function" else known.methods):
+            return known.name
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, hooks) for hooks in HOOKS)
+
+
+def _only_user(node: fx.Node, beside: Collection[fx.Node] = ()) -> fx.Node | None:
+    users = [user for user in node.users if user not in beside]
+    return users[0] if len(users) == 1 else None
+
+
+def _residual(root: nn.Module, node: fx.Node, value: fx.Node) -> tuple[fx.Node, Order] | None:
+    """What a node adds to a value, and in which order, if that is all it does."""
+    if node.target not in _SUMS.get(node.op, ()) or node.kwargs or len(node.args) != 2:
+        return None
+    first, second = node.args
+    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node) or first is second:
+        return None
+    if first is value:
+        return second, "in place" if is_in_place(root, node) else "value first"
+    return None if is_in_place(root, node) else (first, "residual first")
