@@ -1,14 +1,15 @@
-"""The sum and the relu after a norm in one pass with what is placed there: where nothing can tell, and nowhere else."""
+"""The norm, the sum and the relu in one pass with what is placed there: where nothing can tell, and nowhere else."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import trueup
 from architectures import images, make
@@ -41,7 +42,7 @@ def absorbed(robust, x):
 
 
 def apart(robust):
-    """The same, with every sum and every relu where the model has it."""
+    """The same, with every norm, sum and relu where the model has it."""
     twin = copy.deepcopy(robust)
     for module in twin.placed:
         module.absorbs = ()
@@ -447,3 +448,117 @@ def test_where_other_names_read_what_is_written_nothing_is_absorbed():
         x, robust = images(2), Retrofit(model, lambda _: _Able())
         assert robust(x).equal(model(x))
         assert robust.placed[0].options == []
+
+
+@pytest.fixture
+def norms_are_folded(monkeypatch):
+    """As on a GPU: elsewhere, a norm is done first, by torch, and nothing is rounded otherwise."""
+    monkeypatch.setattr(sys.modules["trueup.kernels.realign"], "_takes_norms", lambda _: True)
+
+
+def folded(robust):
+    """Which sites' norms are done by what is placed there."""
+    calls = [node for node in trueup_graph(robust) if str(node.target).startswith("placed.")]
+    return [robust.sites[int(str(node.target).removeprefix("placed."))] for node in calls if "norm" in node.kwargs]
+
+
+def trueup_graph(robust):
+    """The nodes of a retrofitted module's graph, built once more."""
+    graphs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fx.Graph, "lint", lambda self: graphs.append(self))
+        copy.deepcopy(robust)
+    return list(graphs[-1].nodes)
+
+
+@every
+def test_a_batch_norm_is_done_in_the_same_pass(rule, norms_are_folded):
+    robust = corrected(make("resnet"), rule)
+    reads = robust.reads if rule is PASSING else []
+    assert folded(robust) == [name for name in robust.sites if name not in reads]
+    assert folded(apart(robust)) == []
+    with torch.no_grad():
+        assert robust(dark()).equal(apart(robust)(dark()))
+
+
+def test_a_batch_norm_is_torchs_own_where_gradients_are_wanted(norms_are_folded):
+    robust = corrected(make("resnet"), BOTH)
+    weight = robust.model.get_submodule(robust.sites[-1]).weight
+    found = torch.autograd.grad(robust(dark()).sum(), weight)[0]
+    twin = apart(robust)
+    weight = twin.model.get_submodule(robust.sites[-1]).weight
+    assert found.equal(torch.autograd.grad(twin(dark()).sum(), weight)[0])
+    assert found.any()
+
+
+def test_a_batch_norm_that_is_folded_is_the_models(norms_are_folded):
+    """Its weights may be loaded, moved and cast after the module was made."""
+    model, other = make("resnet"), make("resnet")
+    robust = corrected(model, BOTH)
+    for module in other.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            nn.init.uniform_(module.weight, 0.5, 2)
+    robust.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        assert not robust(dark()).equal(corrected(model, BOTH)(dark()))
+        assert robust(dark()).equal(apart(robust)(dark()))
+        assert robust.bfloat16()(dark().bfloat16()).dtype == torch.bfloat16
+
+
+class Shared(nn.Module):
+    """Norms of which something else reads, or writes, what they are given."""
+
+    def __init__(self, how) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn, self.head, self.how = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.how(self, self.conv(x)))
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        (lambda self, y: self.bn(y), True),
+        (lambda self, y: self.bn(y) + y, False),
+        (lambda self, y: self.bn(y.flatten(2).view_as(y)), False),
+        (lambda self, y: self.bn(y.relu_()), False),
+        (lambda self, y: self.bn(y) * self.bn.weight[:, None, None], True),
+    ],
+    ids=["plain", "read", "a view", "in place", "weight is read"],
+)
+def test_a_batch_norm_is_folded_only_if_nothing_else_touches_what_it_is_given(how, wanted, norms_are_folded):
+    robust = corrected(Shared(how), BOTH)
+    assert folded(robust) == (["bn"] if wanted else [])
+    with torch.no_grad():
+        assert robust(dark()).equal(apart(robust)(dark()))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4, affine=False), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)])
+def test_other_norms_are_not_folded(norm, norms_are_folded):
+    model = Shared(lambda self, y: self.bn(y))
+    model.bn = norm
+    assert folded(corrected(model, BOTH)) == []
+
+
+def test_a_norm_with_a_hook_is_not_folded(norms_are_folded):
+    model, seen = Shared(lambda self, y: self.bn(y)), []
+    model.bn.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    robust = corrected(model, BOTH)
+    assert folded(robust) == []
+    seen.clear()
+    robust(dark())
+    assert len(seen) == 1
+
+
+def test_folded_norms_compile_and_export(norms_are_folded):
+    robust = corrected(make("resnet"), BOTH)
+    with torch.no_grad():
+        wanted = robust(dark())
+        exported = torch.export.export(robust, (dark(),)).module()
+        torch.testing.assert_close(exported(dark()), wanted)
+        compiled = torch.compile(robust, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(dark()), wanted)
+    assert pickle.loads(pickle.dumps(robust))(dark()).equal(robust(dark()))

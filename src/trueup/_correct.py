@@ -228,10 +228,10 @@ class _Blend(nn.Module):
 class _Realign(_AtSite):
     """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted.
 
-    The sum and the relu that often follow are done in the pass that writes it.
+    The batch norm before it, and the sum and the relu that often follow, are done in the same pass.
     """
 
-    absorbs = ("add", "relu")
+    absorbs = ("batch_norm", "add", "relu")
     reference: Tensor
 
     def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence) -> None:
@@ -244,20 +244,23 @@ class _Realign(_AtSite):
         a: Tensor,
         openness: Tensor | None = None,
         *,
+        norm: tuple[Any, ...] | None = None,
         residual: Any = None,
         order: Order = "value first",
         activation: str | None = None,
     ) -> Tensor:
-        relu = activation == "relu"
+        relu, before = activation == "relu", None if norm is None else kernels.Norm(*norm)
         if self.rule.changes:
             # What is added may also be a number, or another tensor than the kernel can add.
             along = residual.movedim(self.channels, 1) if _is_like(residual, a) else None
             whole = residual is None or along is not None
             x = a.movedim(self.channels, 1)
-            out = kernels.realign(x, self.reference, openness, residual=along, relu=relu and whole)
+            out = kernels.realign(x, self.reference, openness, residual=along, relu=relu and whole, norm=before)
             a = out.movedim(1, self.channels)
             if whole:
                 return a
+        elif before is not None:
+            a = before(a)
         a = a if residual is None else add(a, residual, order)
         return a.relu() if relu else a
 

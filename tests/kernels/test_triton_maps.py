@@ -257,16 +257,36 @@ def test_triton_adds_and_cuts_off_what_it_writes(device, last, dtype, shape, ban
         torch.testing.assert_close(found, wanted, rtol=1e-5 + 2 * unit, atol=1e-5 + 16 * unit, equal_nan=True)
 
 
+@devices
+@layouts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("shape", "bands"), [((3, 5, 9, 7), True), ((3, 5, 34, 19), True), ((3, 5, 5, 5), False)])
+def test_triton_does_the_norm_before(device, last, dtype, shape, bands):
+    from trueup.kernels import Norm, triton_maps
+
+    before = torch.linspace(0.5, 3, shape[1])
+    norm = Norm(*(tensor.to(device) for tensor in (before - 1, before, before.flip(0), -before)), 1e-3)
+    usual = reference(norm(maps(30, *shape[1:]).to(device)).cpu(), bands=bands).to(device)
+    x, more = (laid_out(3 * maps(*shape, seed=seed).to(device, dtype), last) for seed in (1, 2))
+    gate = torch.tensor([1.0, 0.0, 0.5], device=device)
+    for residual, relu in ((None, False), (more, True)):
+        wanted = triton_maps.realign(norm(x.float()), usual, gate, None if residual is None else residual.float(), relu)
+        found = triton_maps.realign(x, usual, gate, residual, relu, norm)
+        assert found.stride() == x.stride()
+        unit = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.float(), wanted, rtol=unit, atol=32 * unit)
+
+
 @pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs Triton")
 @pytest.mark.parametrize("measure", [False, True])
 def test_triton_takes_more_images_than_a_side_of_a_grid(measure):
     """A grid is 2^31 - 1 long, and 65,535 wide and high."""
     from trueup.kernels import triton_maps
 
-    device, ends = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else (False, True, True)
+    device, ends = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else (False, True, True, False)
     for side in (8, 64):
         shape = triton_maps._Shape((100_000, 64, side, side), True)
-        plan = triton_maps._plan(shape, torch.float32, device, True, ends, torch.float64, (True,), None)
+        plan = triton_maps._plan(shape, torch.float32, device, True, ends, (), None)
         assert plan.split == (side > 32)
         for launch in (plan.whole, plan.sum_segments, plan.write_segments):
             assert max(launch.grid[1:]) <= 65_535

@@ -1,4 +1,4 @@
-"""What follows a site and can be done in the same pass over memory as what is placed there: a sum, and then a relu."""
+"""What can be done in the same pass over memory as what is placed at a site: a batch norm, a sum, and then a relu."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import fx, nn
 
 from trueup.activations import KNOWN
-from trueup.graph.memory import is_in_place
+from trueup.graph.memory import is_in_place, is_view
 from trueup.graph.trace import HOOKS
 
 Order = Literal["value first", "residual first", "in place"]
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _SUMS: dict[str, Collection[Any]] = {
     "call_function": (operator.add, operator.iadd, torch.add),
     "call_method": ("add", "add_"),
@@ -52,6 +53,22 @@ def following(
         nodes.append(user)
         arguments.update(activation="relu")
     return Following(nodes, arguments)
+
+
+def batch_norm(root: nn.Module, node: fx.Node) -> nn.modules.batchnorm._BatchNorm | None:
+    """The batch norm that a node applies, if that is torch's own, without hooks, and can be done later instead.
+
+    So it must be all that reads what it is given, and nothing else may write there in the meantime.
+    """
+    if node.op != "call_module" or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+        return None
+    module, given = root.get_submodule(str(node.target)), node.args[0]
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm) or type(module) not in _BATCH_NORMS:
+        return None
+    if _has_hooks(module) or module.running_mean is None or module.weight is None:
+        return None
+    fresh = given.op in ("call_module", "call_function") and not is_view(root, given) and not is_in_place(root, given)
+    return module if fresh and _only_user(given) is node else None
 
 
 def add(value: Any, residual: Any, order: Order) -> Any:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, fx, nn
 
-from trueup.graph.follow import following, plain_activation
-from trueup.graph.rewire import absorb, blend, insert_after, read, replace, run_ahead
+from trueup.graph.follow import batch_norm, following, plain_activation
+from trueup.graph.rewire import absorb, blend, fold, insert_after, read, replace, run_ahead
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import Place, trace
 
@@ -59,9 +59,10 @@ class Retrofit(nn.Module):
     then given what comes before the activation, and activation="relu". That is done where nothing else can tell: the
     function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
 
-    It may also offer to do what follows its site, by naming it in `absorbs`: "add", for the sum with another value, and
-    "relu", after that or at once. It is then given residual= and order=, as `graph.add` takes them, and
-    activation="relu". That is done where nothing else reads what it passes over, and nothing is placed there.
+    It may also offer to do what is around its site, by naming it in `absorbs`: "batch_norm", for the site itself,
+    "add", for the sum with another value, and "relu", after that or at once. It is then given norm=, of what
+    `kernels.Norm` is made of, residual= and order=, as `graph.add` takes them, and activation="relu". That is done
+    where nothing else reads what it passes over, and nothing is placed there.
 
     With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
     the sites that it reads. Nothing is placed before the last of these.
@@ -149,11 +150,14 @@ class Retrofit(nn.Module):
             able = () if aliased else getattr(module, "absorbs", ())
             if not given and not aliased and activation in getattr(module, "fuses", ()):
                 replace(graph, node, target, activation)
-            elif (follows := following(self, node, able, beside=looks, kept=kept)).nodes:
-                absorb(graph, node, target, *given, follows=follows)
+                continue
+            if (follows := following(self, node, able, beside=looks, kept=kept)).nodes:
+                call = absorb(graph, node, target, *given, follows=follows)
             else:
                 after = value[0] if node is last else node
-                insert_after(graph, node, target, *given, aliased=aliased, after=after, beside=looks)
+                call = insert_after(graph, node, target, *given, aliased=aliased, after=after, beside=looks)
+            if "batch_norm" in able and list(node.users) == [call] and (norm := batch_norm(self, node)):
+                fold(graph, node, call, norm.eps)
         if ahead is not None:
             blend(graph, "blend", ahead(output), *value)
         graph.lint()

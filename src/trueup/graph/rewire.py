@@ -20,7 +20,7 @@ def insert_after(
     aliased: bool,
     after: fx.Node,
     beside: Collection[fx.Node],
-) -> None:
+) -> fx.Node:
     """Let everything that uses the value of `node` use what the module `target` makes of it, and of `more` values.
 
     Those `beside` still get the value itself. The module is called right `after` a node: this one, or a later one.
@@ -33,6 +33,7 @@ def insert_after(
             graph.call_method("copy_", (node, placed))
     else:
         node.replace_all_uses_with(placed, delete_user_cb=lambda user: user is not placed and user not in beside)
+    return placed
 
 
 def replace(graph: fx.Graph, node: fx.Node, target: str, activation: str | None) -> None:
@@ -43,7 +44,7 @@ def replace(graph: fx.Graph, node: fx.Node, target: str, activation: str | None)
     graph.erase_node(node)
 
 
-def absorb(graph: fx.Graph, node: fx.Node, target: str, *more: fx.Node, follows: Following) -> None:
+def absorb(graph: fx.Graph, node: fx.Node, target: str, *more: fx.Node, follows: Following) -> fx.Node:
     """Let the module `target` do its own with the value of `node`, and `more` values, and then what follows that.
 
     It is called where the first of what follows stood: a residual is there by then, and not overwritten yet.
@@ -53,6 +54,17 @@ def absorb(graph: fx.Graph, node: fx.Node, target: str, *more: fx.Node, follows:
     follows.nodes[-1].replace_all_uses_with(placed)
     for passed in reversed(follows.nodes):
         graph.erase_node(passed)
+    return placed
+
+
+def fold(graph: fx.Graph, node: fx.Node, placed: fx.Node, epsilon: float) -> None:
+    """Let a `placed` call apply the batch norm of `node` as well: it gets what that gets, and norm=."""
+    with graph.inserting_before(placed):
+        names = ("running_mean", "running_var", "weight", "bias")
+        norm: tuple[Any, ...] = (*(graph.get_attr(f"{node.target}.{name}") for name in names), epsilon)
+    placed.args = (node.args[0], *placed.args[1:])
+    placed.kwargs = {**placed.kwargs, "norm": norm}
+    graph.erase_node(node)
 
 
 def read(graph: fx.Graph, nodes: Sequence[fx.Node], looks: str, whole: str) -> tuple[fx.Node, list[fx.Node]]:

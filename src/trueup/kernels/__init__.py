@@ -12,8 +12,9 @@ One file a backend (`plain`: torch's own operators, on any device; `cpu`: numba;
 """
 
 from trueup.kernels.curve import curve_of
+from trueup.kernels.norm import Norm
 from trueup.kernels.operator import correct, has_histogram
 from trueup.kernels.quantile import as_rows, quantile_rows
 from trueup.kernels.realign import alike, moments, realign
 
-__all__ = ["alike", "as_rows", "correct", "curve_of", "has_histogram", "moments", "quantile_rows", "realign"]
+__all__ = ["Norm", "alike", "as_rows", "correct", "curve_of", "has_histogram", "moments", "quantile_rows", "realign"]

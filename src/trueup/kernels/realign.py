@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trueup import channels
+from trueup.kernels.norm import Norm
 
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
@@ -21,6 +22,11 @@ _COMPILED = {device: importlib.util.find_spec(name) is not None for device, name
 _library = torch.library.Library("trueup", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
     "realign(Tensor x, Tensor reference, Tensor? openness, Tensor? residual, bool relu) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+_library.define(  # type: ignore[no-untyped-call]
+    "realign_after_norm(Tensor x, Tensor mean, Tensor variance, Tensor weight, Tensor bias, float epsilon, "
+    "Tensor reference, Tensor? openness, Tensor? residual, bool relu) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.define("moments(Tensor x, bool bands) -> Tensor", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
@@ -33,12 +39,23 @@ def realign(
     *,
     residual: Tensor | None = None,
     relu: bool = False,
+    norm: Norm | None = None,
 ) -> Tensor:
     """`channels.realign`, fast. It does not depend on the batch, nor on the number of threads, to the last bit.
 
-    A `residual` is added, and with `relu`, negative values become 0: in the same pass, and rounded as torch's own
-    operators would one after the other.
+    A `residual` is added, and with `relu`, negative values become 0: in the same pass, and what is not moved is rounded
+    as torch's own operators would one after the other. A `norm` is applied to `a` before that; on CUDA in the same
+    pass, without rounding in between, where no gradient is wanted.
     """
+    if norm is not None:
+        if _has_kernel(a) and _takes_norms(a) and not norm.takes_gradients(a, residual):
+            more = residual if residual is None or alike(a, residual) else None
+            whole = more is residual
+            normed: Tensor = torch.ops.trueup.realign_after_norm.default(
+                a, *norm, reference, openness, more, relu and whole
+            )
+            return normed if whole else _then(normed, residual, relu)
+        a = norm(a)
     if not _has_kernel(a):
         return _then(channels.realign(a, reference, openness), residual, relu)
     if residual is not None and not alike(a, residual):
@@ -68,6 +85,10 @@ def _then(a: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
 
 def _has_kernel(a: Tensor) -> bool:
     return _COMPILED.get(a.device.type, False) and a.dtype in _WIDTHS and a.dim() > 2
+
+
+def _takes_norms(a: Tensor) -> bool:
+    return a.is_cuda
 
 
 def _maps(x: Tensor, bands: bool) -> Tensor:
@@ -114,6 +135,41 @@ def _realign_on_cuda(
         return triton_maps.realign(x, reference, openness, residual, relu)
 
 
+def _realign_after_norm_on_cpu(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    reference: Tensor,
+    openness: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    normed = Norm(mean, variance, weight, bias, epsilon)(x)
+    return _realign_on_cpu(normed, reference, openness, residual, relu)
+
+
+def _realign_after_norm_on_cuda(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    reference: Tensor,
+    openness: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    from trueup.kernels import triton_maps
+
+    norm = Norm(mean, variance, weight, bias, epsilon)
+    with torch.cuda.device(x.device):
+        return triton_maps.realign(x, reference, openness, residual, relu, norm)
+
+
 def _moments_on_cuda(x: Tensor, bands: bool) -> Tensor:
     from trueup.kernels import triton_maps
 
@@ -124,6 +180,10 @@ def _moments_on_cuda(x: Tensor, bands: bool) -> Tensor:
 def _like_maps(
     x: Tensor, _reference: Tensor, _openness: Tensor | None, _residual: Tensor | None, _relu: bool
 ) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _like_normed_maps(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -151,9 +211,12 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, Te
 
 
 _library.impl("realign", _realign_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("realign_after_norm", _realign_after_norm_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("realign_after_norm", _realign_after_norm_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("moments", _moments_on_cpu, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("realign", _realign_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("moments", _moments_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 torch.library.register_fake("trueup::realign", _like_maps, lib=_library)
+torch.library.register_fake("trueup::realign_after_norm", _like_normed_maps, lib=_library)
 torch.library.register_fake("trueup::moments", _like_moments, lib=_library)
 torch.library.register_autograd("trueup::realign", _backward, setup_context=_remember, lib=_library)

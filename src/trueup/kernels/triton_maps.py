@@ -21,14 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueup.kernels.norm import Norm
 from trueup.kernels.triton_launch import Launch, aligned_of
 
 ROWS = 16  # of a segment, at most; but a map of twice as many is one segment
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
 COLUMNS = {True: 16, False: 64}  # of a strip, at most: where channels lie last, and where they do not
-PER_THREAD = 4  # pairs of columns
-REGISTERS = 96  # a thread: so many that nothing is put aside, and so few that five programs run at once
-TILE = 512  # pairs of columns of a program, where channels do not lie last
+PER_THREAD = {True: 4, False: 2}  # pairs of columns
+REGISTERS = 80  # a thread: few enough for six programs at once, which hide how long memory takes
+TILE = 256  # pairs of columns of a program, where channels do not lie last
 
 # Sums that are kept: the pivot, and of a map without it those of both bands and of their squares; to measure, also of
 # the map's squares and of the high band's absolute values.
@@ -37,18 +38,24 @@ _ALL_SUMS = 7
 
 
 def realign(
-    x: Tensor, reference: Tensor, openness: Tensor | None = None, residual: Tensor | None = None, relu: bool = False
+    x: Tensor,
+    reference: Tensor,
+    openness: Tensor | None = None,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    norm: Norm | None = None,
 ) -> Tensor:
     """As `channels.realign`, of float32, bfloat16 or float16 `(batch, channels, ...)`; it keeps the layout.
 
-    A `residual` like `x` is added to the result, and `relu` applied to that, with the roundings of one after the other.
-    It does not depend on the batch to the last bit.
+    A `norm` is applied to `x` before, a `residual` like `x` is added to the result, and `relu` applied to that. It is
+    rounded once; so what is not moved comes out as if it were done in steps, unless there is a norm. It does not depend
+    on the batch to the last bit.
     """
     dense = _in_order(x)
     out = torch.empty_like(dense)
     if residual is not None and residual.stride() != dense.stride():
         residual = torch.empty_like(dense).copy_(residual)
-    realign_maps(dense, reference, openness, out, residual, relu)
+    realign_maps(dense, reference, openness, out, residual, relu, norm)
     return out if dense is x or dense.stride() == x.stride() else torch.empty_like(x).copy_(out)
 
 
@@ -66,6 +73,7 @@ def realign_maps(
     out: Tensor,
     residual: Tensor | None = None,
     relu: bool = False,
+    norm: Norm | None = None,
     *,
     split: bool | None = None,
 ) -> None:
@@ -77,15 +85,17 @@ def realign_maps(
         return
     usual, gate = reference.contiguous(), x if openness is None else openness.float().contiguous()
     added = x if residual is None else residual
-    ends = (openness is not None, residual is not None, relu)
-    aligned = aligned_of(x, usual, gate, added, out)
-    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, usual.dtype, aligned, split)
+    before = norm or Norm(x, x, x, x, 0.0)
+    tensors = (usual, gate, added, out, *before.tensors)
+    ends = (openness is not None, residual is not None, relu, norm is not None)
+    others = tuple((tensor.dtype, *aligned_of(tensor)) for tensor in tensors)
+    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, others, split)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes)
-        plan.write_segments(x, usual, gate, sums, added, out, *plan.sizes)
+        plan.write_segments(x, sums, *tensors, before.epsilon, *plan.sizes)
     else:
-        plan.whole(x, usual, gate, added, out, *plan.sizes)
+        plan.whole(x, *tensors, before.epsilon, *plan.sizes)
 
 
 def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None) -> Tensor:
@@ -93,7 +103,7 @@ def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None) -> Tensor
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
-    plan = _plan(_shape(x), x.dtype, x.device, bands, None, x.dtype, aligned_of(x), split)
+    plan = _plan(_shape(x), x.dtype, x.device, bands, None, (), split)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes)
@@ -139,14 +149,13 @@ def _plan(
     dtype: torch.dtype,
     _device: torch.device,
     bands: bool,
-    ends: tuple[bool, bool, bool] | None,
-    _usual: torch.dtype,
-    _aligned: tuple[bool, ...],
+    ends: tuple[bool, bool, bool, bool] | None,
+    _others: tuple[tuple[torch.dtype, bool], ...],
     split: bool | None,
 ) -> _Plan:
     """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there.
 
-    `ends` says whether there is a gate, something to add, and a ReLU; None that maps are measured only.
+    `ends` says whether there is a gate, something to add, a ReLU, and a norm; None that maps are measured only.
     """
     (batch, channels, *sides), last = shape
     n = 1
@@ -166,7 +175,7 @@ def _plan(
     constants = (maps, pairs, -(-rows // parts), last, channels % maps == 0, bands)
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
     options = {
-        "num_warps": max(1, min(8, maps * pairs // (32 * PER_THREAD))),
+        "num_warps": max(1, min(8, maps * pairs // (32 * PER_THREAD[last]))),
         "maxnreg": REGISTERS,
         "enable_fp_fusion": False,
     }
@@ -189,9 +198,11 @@ def _power(n: int) -> int:
 
 @triton.jit
 def _realign_whole(
-    x, usual, openness, residual, out, channels, n, width, rows, segments, strips,
+    x, usual, openness, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
+    channels, n, width, rows, segments, strips,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
     EVEN: tl.constexpr, BANDS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+    NORM: tl.constexpr,
 ):  # fmt: skip
     image, _only, channel = _part(channels, 1, MAPS)
     begin = image * channels * n
@@ -207,19 +218,24 @@ def _realign_whole(
             MAPS, PAIRS, EACH, LAST, EVEN, BANDS, False,
         )  # fmt: skip
         low, high, low2, high2 = low + a, high + b, low2 + c, high2 + d
-    start, first, second, moves = _rule(usual, gate, channel, pivot, low, high, low2, high2, channels, n, BANDS, GATED)
+    scale, shift = _scale(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    start, gain, gain_of_mean, moves = _rule(
+        usual, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+    )
     for done in range(segments):  # backwards: what was read last may still be in the cache
         _write(
-            x, residual + begin, out + begin, channel, segments - 1 - done, start, first, second, moves,
+            x, residual + begin, out + begin, channel, segments - 1 - done, start, gain, gain_of_mean, moves,
             channels, n, width, rows, strips, PAIRS, EACH, LAST, EVEN, BANDS, ADD, RELU,
         )  # fmt: skip
 
 
 @triton.jit
 def _realign_segments(
-    x, usual, openness, sums, residual, out, channels, n, width, rows, segments, strips,
+    x, sums, usual, openness, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
+    channels, n, width, rows, segments, strips,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
     EVEN: tl.constexpr, BANDS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+    NORM: tl.constexpr,
 ):  # fmt: skip
     image, segment, channel = _part(channels, segments, MAPS)
     begin = image * channels * n
@@ -235,9 +251,12 @@ def _realign_segments(
         high += tl.load(at + 2 * channels, mask=inside, other=0.0)
         low2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
         high2 += tl.load(at + 4 * channels, mask=inside, other=0.0)
-    start, first, second, moves = _rule(usual, gate, channel, pivot, low, high, low2, high2, channels, n, BANDS, GATED)
+    scale, shift = _scale(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    start, gain, gain_of_mean, moves = _rule(
+        usual, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+    )
     _write(
-        x + begin, residual + begin, out + begin, channel, segment, start, first, second, moves,
+        x + begin, residual + begin, out + begin, channel, segment, start, gain, gain_of_mean, moves,
         channels, n, width, rows, strips, PAIRS, EACH, LAST, EVEN, BANDS, ADD, RELU,
     )  # fmt: skip
 
@@ -444,28 +463,44 @@ def _sums(
 
 
 @triton.jit
-def _rule(usual, gate, channel, pivot, low, high, low2, high2, channels, n, BANDS: tl.constexpr, GATED: tl.constexpr):
+def _scale(mean, variance, weight, bias, epsilon, channel, channels, NORM: tl.constexpr):
+    """A norm as scale * x + shift. Without one, the negative zero leaves every value as it is, its sign included."""
+    if not NORM:
+        return tl.full(channel.shape, 1.0, tl.float32), tl.full(channel.shape, -0.0, tl.float32)
+    inside = channel < channels
+    deviation = tl.sqrt_rn(tl.load(variance + channel, mask=inside, other=1.0).to(tl.float32) + epsilon)
+    scale = tl.load(weight + channel, mask=inside, other=1.0).to(tl.float32) / deviation
+    middle = tl.load(mean + channel, mask=inside, other=0.0).to(tl.float32)
+    return scale, tl.fma(-middle, scale, tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32))
+
+
+@triton.jit
+def _rule(
+    usual, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n,
+    BANDS: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
     """`channels.coefficients`, of values and their local means as they are: the start, two gains, and whether to move.
 
-    mean + d + l (low - tilt) + h (high + tilt), with low + mean the local mean, and low + high + mean the value, is
-    start + h value + (l - h) local mean.
+    With y = scale * x + shift: mean + d + l (low - tilt) + h (high + tilt), with low + mean the local mean of y, and
+    low + high + mean its value, is d + (1 - l) mean - (l - h) tilt + h y + (l - h) local mean of y.
     """
     k: tl.constexpr = 3 if BANDS else 2
-    mean = pivot + (low + high) / n
+    mean = tl.fma(pivot + (low + high) / n, scale, shift)
     moved = _shift(usual, gate, channel, mean, 0, channels, k)
-    average, tilt = low / n, -high / n
-    soft = tl.exp(_deviation_shift(usual, gate, channel, low2 / n - average * average, 1, channels, k))
+    average, tilt, square = low / n, -high / n, scale * scale
+    soft = tl.exp(_deviation_shift(usual, gate, channel, (low2 / n - average * average) * square, 1, channels, k))
     if BANDS:
-        first = tl.exp(_deviation_shift(usual, gate, channel, high2 / n - tilt * tilt, 2, channels, k))
-        second = soft - first
-        start = mean + moved - soft * mean - second * tilt
+        gain = tl.exp(_deviation_shift(usual, gate, channel, (high2 / n - tilt * tilt) * square, 2, channels, k))
+        gain_of_mean = soft - gain
+        start = mean + moved - soft * mean - gain_of_mean * tilt * scale
     else:
-        first, second = soft, soft
+        gain, gain_of_mean = soft, tl.zeros(soft.shape, tl.float32)
         start = mean + moved - soft * mean
     if GATED:
         start = tl.where(gate > 0, start, float("nan"))
-    moves = (tl.abs(start) < float("inf")) & (first < float("inf")) & (tl.abs(second) < float("inf"))
-    return start, first, second, moves
+    moves = (tl.abs(start) < float("inf")) & (gain < float("inf")) & (tl.abs(gain_of_mean) < float("inf"))
+    start = tl.where(moves, tl.fma(gain + gain_of_mean, shift, start), shift)
+    return start, tl.where(moves, gain * scale, scale), tl.where(moves, gain_of_mean * scale, -0.0), moves
 
 
 @triton.jit
@@ -524,12 +559,13 @@ def _write(
             part = _share(y, rows)
             local0 = (above0 + here0 + below0) * (share0 * part)[None, :]
             local1 = (above1 + here1 + below1) * (share1 * part)[None, :]
-            new0 = tl.where(moves, tl.fma(local0, gain_of_mean, tl.fma(value0, gain, start)), value0)
-            new1 = tl.where(moves, tl.fma(local1, gain_of_mean, tl.fma(value1, gain, start)), value1)
-            _put(
-                residual, out, channel, column, y, new0, new1, moves, channels, n, width, first, second,
-                PAIRS, LAST, EVEN, ADD, RELU,
-            )  # fmt: skip
+            # What is not moved may have local means that are no numbers.
+            new0 = tl.fma(tl.where(moves, local0, 0.0), gain_of_mean, tl.fma(value0, gain, start))
+            new1 = tl.fma(tl.where(moves, local1, 0.0), gain_of_mean, tl.fma(value1, gain, start))
+            to = _lanes(out, channel, column, y, channels, n, width, LAST)
+            more = _lanes(residual, channel, column, y, channels, n, width, LAST)
+            _finish(to, more, new0, moves, first, ADD, RELU)
+            _finish(to + step, more + step, new1, moves, second, ADD, RELU)
             above0, above1, here0, here1 = here0, here1, below0, below1
             value0, value1 = b.to(tl.float32), c.to(tl.float32)
             a, b, c, d = e, f, g, h
@@ -537,33 +573,13 @@ def _write(
         for y in tl.range(top, bottom, loop_unroll_factor=2):
             at = _lanes(x, channel, column, y, channels, n, width, LAST)
             there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + 1 < n)[None, :]
-            own0 = tl.load(at, mask=there0, other=0.0).to(tl.float32)
-            own1 = tl.load(at + step, mask=there1, other=0.0).to(tl.float32)
-            new0 = tl.where(moves, tl.fma(own0, gain, start), own0)
-            new1 = tl.where(moves, tl.fma(own1, gain, start), own1)
-            _put(
-                residual, out, channel, column, y, new0, new1, moves, channels, n, width, there0, there1,
-                PAIRS, LAST, EVEN, ADD, RELU,
-            )  # fmt: skip
-
-
-@triton.jit
-def _put(
-    residual, out, channel, column, y, new0, new1, moves, channels, n, width, first, second,
-    PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
-):  # fmt: skip
-    """Write the first and the second of each pair of columns; in one piece where they lie side by side in memory."""
-    if LAST:
-        at = _lanes(out, channel, column, y, channels, n, width, LAST)
-        added = _lanes(residual, channel, column, y, channels, n, width, LAST)
-        _finish(at, added, new0, moves, first, ADD, RELU)
-        _finish(at + channels, added + channels, new1, moves, second, ADD, RELU)
-    else:
-        both = tl.min(column, axis=0) + tl.arange(0, 2 * PAIRS)
-        inside = _inside(channel, both, channels, width, EVEN) & (y * width + both < n)[None, :]
-        at = _lanes(out, channel, both, y, channels, n, width, LAST)
-        added = _lanes(residual, channel, both, y, channels, n, width, LAST)
-        _finish(at, added, tl.interleave(new0, new1), moves, inside, ADD, RELU)
+            value0, value1 = tl.load(at, mask=there0, other=0.0), tl.load(at + step, mask=there1, other=0.0)
+            new0 = tl.fma(value0.to(tl.float32), gain, start)
+            new1 = tl.fma(value1.to(tl.float32), gain, start)
+            to = _lanes(out, channel, column, y, channels, n, width, LAST)
+            more = _lanes(residual, channel, column, y, channels, n, width, LAST)
+            _finish(to, more, new0, moves, there0, ADD, RELU)
+            _finish(to + step, more + step, new1, moves, there1, ADD, RELU)
 
 
 @triton.jit
