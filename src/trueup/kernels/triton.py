@@ -29,7 +29,7 @@ from trueup.kernels.triton_histogram import (
     remember,
     tabulate,
 )
-from trueup.kernels.triton_launch import Launch, aligned_of, has_ptx, processors
+from trueup.kernels.triton_launch import Launch, aligned, has_ptx, processors
 
 WHOLE = 131072  # a row up to this length may be the work of one program
 PARTS = 32  # at most: their counts have to be added
@@ -59,8 +59,8 @@ def correct_rows(
         return out
     if n == 1 and keep:  # a single value is its own mean
         return x.relu() if relu else x.clone()
-    m = curve.shape[1]
-    plan = _plan(rows, n, m, x.dtype, x.device, relu, keep, sparse, aligned_of(x, curve), parts, shared)
+    x, curve, m = aligned(x), aligned(curve), curve.shape[1]
+    plan = _plan(rows, n, m, x.dtype, x.device, relu, keep, sparse, parts, shared)
     sums = x.new_empty(rows * plan.segments, dtype=torch.float32)
     counts = table = sums  # in shared memory, if that is where one program does it all
     if plan.parts > 1 or not plan.shared:
@@ -101,7 +101,6 @@ def _plan(
     relu: bool,
     keep: bool,
     sparse: bool,
-    _aligned: tuple[bool, ...],
     parts: int | None,
     shared: bool | None,
 ) -> _Plan:

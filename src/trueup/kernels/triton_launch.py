@@ -31,9 +31,13 @@ class Launch:
             self.compiled(*arguments, *self.constants)
 
 
-def aligned_of(*tensors: Tensor) -> tuple[bool, ...]:
-    """Which of these begin at a multiple of 16 bytes: for those, Triton compiles code that others must not get."""
-    return tuple(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if it does not begin at a multiple of 16 bytes.
+
+    Triton compiles code for tensors that do, which others must not get; and what is read in other portions is added up
+    in another order.
+    """
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def has_ptx(device: torch.device) -> bool:

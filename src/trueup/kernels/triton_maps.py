@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trueup.kernels.norm import Norm
-from trueup.kernels.triton_launch import Launch, aligned_of
+from trueup.kernels.triton_launch import Launch, aligned
 
 ROWS = 16  # of a segment, at most; but a map of twice as many is one segment
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
@@ -83,19 +83,19 @@ def realign_maps(
     """
     if x.numel() == 0:
         return
-    usual, gate = reference.contiguous(), x if openness is None else openness.float().contiguous()
-    added = x if residual is None else residual
-    before = norm or Norm(x, x, x, x, 0.0)
-    tensors = (usual, gate, added, out, *before.tensors)
+    gate = x if openness is None else aligned(openness.float().contiguous())
+    before = (x, x, x, x) if norm is None else tuple(aligned(tensor) for tensor in norm.tensors)
+    epsilon = 0.0 if norm is None else norm.epsilon
+    tensors = (aligned(reference.contiguous()), gate, x if residual is None else aligned(residual), out)
     ends = (openness is not None, residual is not None, relu, norm is not None)
-    others = tuple((tensor.dtype, *aligned_of(tensor)) for tensor in tensors)
-    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, others, split)
+    dtypes = (reference.dtype, *(tensor.dtype for tensor in before))
+    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, dtypes, split)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes)
-        plan.write_segments(x, sums, *tensors, before.epsilon, *plan.sizes)
+        plan.write_segments(x, sums, *tensors, *before, epsilon, *plan.sizes)
     else:
-        plan.whole(x, *tensors, before.epsilon, *plan.sizes)
+        plan.whole(x, *tensors, *before, epsilon, *plan.sizes)
 
 
 def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None) -> Tensor:
@@ -114,13 +114,10 @@ def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None) -> Tensor
 
 
 def _in_order(x: Tensor) -> Tensor:
-    """As it is, if maps are contiguous or have their channels last, and else a copy.
-
-    Also a copy of what does not begin where memory does: read in other portions, it would be added in another order.
-    """
+    """As it is, if maps are contiguous or have their channels last, and else a copy."""
     if not (x.is_contiguous() or x.movedim(1, -1).is_contiguous()):
         return x.contiguous()
-    return x if all(aligned_of(x)) else x.clone()
+    return aligned(x)
 
 
 class _Shape(NamedTuple):
@@ -150,7 +147,7 @@ def _plan(
     _device: torch.device,
     bands: bool,
     ends: tuple[bool, bool, bool, bool] | None,
-    _others: tuple[tuple[torch.dtype, bool], ...],
+    _dtypes: tuple[torch.dtype, ...],
     split: bool | None,
 ) -> _Plan:
     """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trueup.kernels.bins import BINS, FINE, OCTAVES, OUTSIDE, SHIFT, SPAN
 from trueup.kernels.triton_histogram import BLOCK, SEGMENT, WARPS, count, load, look_up, mean_of, memory_of, remember
-from trueup.kernels.triton_launch import Launch, aligned_of, has_ptx, processors
+from trueup.kernels.triton_launch import Launch, aligned, has_ptx, processors
 
 WHOLE = 32768  # a row up to this length is the work of one program
 PARTS = 32  # at most: their counts have to be added
@@ -41,7 +41,8 @@ def quantile_rows(rows: Tensor, levels: Tensor, *, parts: int | None = None, sha
     out = rows.new_empty(batch, len(levels), dtype=torch.float32)
     if out.numel() == 0:
         return out
-    plan = _plan(batch, n, len(levels), rows.dtype, rows.device, aligned_of(rows, levels), parts, shared)
+    rows, levels = aligned(rows), aligned(levels)
+    plan = _plan(batch, n, len(levels), rows.dtype, rows.device, parts, shared)
     sums = rows.new_empty(batch * (plan.segments + 2 * plan.parts), dtype=torch.float32)  # and the ranges after them
     counts = sums
     if plan.parts > 1 or not plan.shared:
@@ -77,7 +78,6 @@ def _plan(
     _m: int,
     _dtype: torch.dtype,
     device: torch.device,
-    _aligned: tuple[bool, ...],
     parts: int | None,
     shared: bool | None,
 ) -> _Plan:
