@@ -1,10 +1,12 @@
 """The rule of evidence on a GPU, in Triton: `channels.realign` and `channels.moments` in two readings and one writing.
 
-A program takes some channels of an image and goes down a strip of their maps, row by row, two columns a lane. Local
-means are sums over three rows, of which two are known from the row before, and the row after the next is on its way
-while one is worked on. Maps that are one segment, a strip of few rows, are done whole, in one kernel; of larger ones a
-program does a segment, and the sums go through memory. Nothing of this depends on the batch. It must not: `tl.sum` adds
-in an order that depends on the kernel around it, so that two ways to do one map would differ in the last bit.
+A program takes some channels of an image and goes down a strip of their maps, row by row, two columns a lane: one
+beside the other where channels lie last, so that they share what is between, and else half a strip apart, so that
+neighbouring lanes read neighbouring columns. Local means are sums over three rows, of which two are known from the row
+before, and the row after the next is on its way while one is worked on. Maps that are one segment, a strip of few rows,
+are done whole, in one kernel; of larger ones a program does a segment, and the sums go through memory. Nothing of this
+depends on the batch. It must not: `tl.sum` adds in an order that depends on the kernel around it, so that two ways to
+do one map would differ in the last bit.
 
 Sums are those of a map without a *pivot*, the mean of its first values, since the mean is not known before the map was
 read, and squares of what is far from zero would cancel in float32. With first values that are the share f of a map's,
@@ -24,12 +26,11 @@ from torch import Tensor
 from trueup.kernels.norm import Norm
 from trueup.kernels.triton_launch import Launch, aligned
 
-ROWS = 16  # of a segment, at most; but a map of twice as many is one segment
+ROWS = 28  # of a segment, at most; but a map of twice as many in one strip is one segment
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
 COLUMNS = {True: 16, False: 64}  # of a strip, at most: where channels lie last, and where they do not
-PER_THREAD = {True: 4, False: 2}  # pairs of columns
-REGISTERS = 80  # a thread: few enough for six programs at once, which hide how long memory takes
-TILE = 256  # pairs of columns of a program, where channels do not lie last
+TILE = 128  # pairs of columns of a program, where channels do not lie last
+PER_THREAD = 2  # of these; where channels lie last, what 16 bytes hold
 
 # Sums that are kept: the pivot, and of a map without it those of both bands and of their squares; to measure, also of
 # the map's squares and of the high band's absolute values.
@@ -171,11 +172,12 @@ def _plan(
         split = segments > 1
     constants = (maps, pairs, -(-rows // parts), last, channels % maps == 0, bands)
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
-    options = {
-        "num_warps": max(1, min(8, maps * pairs // (32 * PER_THREAD[last]))),
-        "maxnreg": REGISTERS,
-        "enable_fp_fusion": False,
-    }
+    each = 16 // dtype.itemsize if last else PER_THREAD
+    warps = max(1, min(8, maps * pairs // (32 * each)))
+    # As few registers as do without putting much aside: the more programs at once, the better they hide each other's
+    # waiting for memory.
+    registers = 64 + 8 * each + (0 if split else 32)
+    options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
     measure, rule = ends is None, ends or ()
     whole, write = (_measure_whole, _measure_segments) if measure else (_realign_whole, _realign_segments)
     return _Plan(
@@ -337,12 +339,12 @@ def _part(channels, segments, MAPS: tl.constexpr):
 
 
 @triton.jit
-def _segment(segment, rows, strips, EACH: tl.constexpr, PAIRS: tl.constexpr):
+def _segment(segment, rows, strips, EACH: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr):
     """The first row of a segment, the row after its last, and the first of each pair of its columns."""
     part = segment // strips
     top = part * EACH
-    left = (segment - part * strips) * 2 * PAIRS
-    return top, tl.minimum(top + EACH, rows), left + 2 * tl.arange(0, PAIRS)
+    column = (2 if LAST else 1) * tl.arange(0, PAIRS)
+    return top, tl.minimum(top + EACH, rows), (segment - part * strips) * 2 * PAIRS + column
 
 
 @triton.jit
@@ -360,21 +362,28 @@ def _inside(channel, column, channels, width, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _four(at, step, there, before, first, second, after):
-    """A pair of columns, the second and third of these, and those beside it, of a row, if that is `there`."""
-    return (
-        tl.load(at - step, mask=before & there, other=0.0),
-        tl.load(at, mask=first & there, other=0.0),
-        tl.load(at + step, mask=second & there, other=0.0),
-        tl.load(at + 2 * step, mask=after & there, other=0.0),
-    )
+def _six(at, step, there, masks, PAIRS: tl.constexpr, LAST: tl.constexpr):
+    """Each of a pair of columns and those beside it, of a row, if that is `there`."""
+    a = tl.load(at - step, mask=masks[0] & there, other=0.0)
+    b = tl.load(at, mask=masks[1] & there, other=0.0)
+    c = tl.load(at + step, mask=masks[2] & there, other=0.0)
+    f = tl.load(at + (2 if LAST else PAIRS + 1) * step, mask=masks[5] & there, other=0.0)
+    if LAST:
+        return a, b, c, b, c, f
+    d = tl.load(at + (PAIRS - 1) * step, mask=masks[3] & there, other=0.0)
+    e = tl.load(at + PAIRS * step, mask=masks[4] & there, other=0.0)
+    return a, b, c, d, e, f
 
 
 @triton.jit
-def _three(a, b, c, d):
+def _three(row, LAST: tl.constexpr):
     """The sums of three around each of a pair."""
-    pair = b.to(tl.float32) + c.to(tl.float32)
-    return a.to(tl.float32) + pair, pair + d.to(tl.float32)
+    a, b, c, d, e, f = row
+    if LAST:
+        pair = b.to(tl.float32) + c.to(tl.float32)
+        return a.to(tl.float32) + pair, pair + f.to(tl.float32)
+    before, after = a.to(tl.float32) + c.to(tl.float32), d.to(tl.float32) + f.to(tl.float32)
+    return before + b.to(tl.float32), after + e.to(tl.float32)
 
 
 @triton.jit
@@ -402,41 +411,45 @@ def _sums(
     """Over a segment, each map without its pivot: of the low and the high band, of their squares; of the values'
     squares, of the high band's absolute values. Without bands, all is in the low one, and the last two are 0.
     """
-    top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS)
+    top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS, LAST)
     step = channels if LAST else 1
+    gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
     first, second = (
         _inside(channel, column, channels, width, EVEN),
-        _inside(channel, column + 1, channels, width, EVEN),
+        _inside(channel, column + gap, channels, width, EVEN),
     )
     nothing = tl.zeros([MAPS, PAIRS], tl.float32)
     low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
     if not BANDS:
         for y in tl.range(top, bottom, loop_unroll_factor=2):
             at = _lanes(x, channel, column, y, channels, n, width, LAST)
-            there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + 1 < n)[None, :]
-            value0, value1 = tl.load(at, mask=there0, other=0.0), tl.load(at + step, mask=there1, other=0.0)
+            there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + gap < n)[None, :]
+            value0, value1 = tl.load(at, mask=there0, other=0.0), tl.load(at + gap * step, mask=there1, other=0.0)
             away0 = tl.where(there0, value0.to(tl.float32) - pivot[:, None], 0.0)
             away1 = tl.where(there1, value1.to(tl.float32) - pivot[:, None], 0.0)
             low += away0 + away1
             low2 = tl.fma(away1, away1, tl.fma(away0, away0, low2))
         none = tl.zeros([MAPS], tl.float32)
         return tl.sum(low, axis=1), none, tl.sum(low2, axis=1), none, none, none
-    before = _inside(channel, column - 1, channels, width, EVEN)
-    after = _inside(channel, column + 2, channels, width, EVEN)
+    masks = (
+        _inside(channel, column - 1, channels, width, EVEN), first,
+        _inside(channel, column + 1, channels, width, EVEN),
+        _inside(channel, column + gap - 1, channels, width, EVEN), second,
+        _inside(channel, column + gap + 1, channels, width, EVEN),
+    )  # fmt: skip
     at = _lanes(x, channel, column, top, channels, n, width, LAST)
-    a, b, c, d = _four(at - width * step, step, top > 0, before, first, second, after)
-    above0, above1 = _three(a, b, c, d)
-    a, b, c, d = _four(at, step, True, before, first, second, after)
-    here0, here1 = _three(a, b, c, d)
-    value0, value1 = b.to(tl.float32), c.to(tl.float32)
+    above0, above1 = _three(_six(at - width * step, step, top > 0, masks, PAIRS, LAST), LAST)
+    row = _six(at, step, True, masks, PAIRS, LAST)
+    here0, here1 = _three(row, LAST)
+    value0, value1 = row[1].to(tl.float32), row[4].to(tl.float32)
     at += width * step
-    a, b, c, d = _four(at, step, top + 1 < rows, before, first, second, after)
-    share0, share1 = _share(column, width), _share(column + 1, width)
+    row = _six(at, step, top + 1 < rows, masks, PAIRS, LAST)
+    share0, share1 = _share(column, width), _share(column + gap, width)
     centre0, centre1 = tl.where(first, pivot[:, None], 0.0), tl.where(second, pivot[:, None], 0.0)
     for y in range(top, bottom):
         at += width * step
-        e, f, g, h = _four(at, step, (y < bottom - 1) & (y + 2 < rows), before, first, second, after)
-        below0, below1 = _three(a, b, c, d)
+        following = _six(at, step, (y < bottom - 1) & (y + 2 < rows), masks, PAIRS, LAST)
+        below0, below1 = _three(row, LAST)
         part = _share(y, rows)
         sum0, sum1 = above0 + here0 + below0, above1 + here1 + below1
         weight0, weight1 = (share0 * part)[None, :], (share1 * part)[None, :]
@@ -451,8 +464,8 @@ def _sums(
             square = tl.fma(both1, both1, tl.fma(both0, both0, square))
             rough += tl.abs(sharp0) + tl.abs(sharp1)
         above0, above1, here0, here1 = here0, here1, below0, below1
-        value0, value1 = b.to(tl.float32), c.to(tl.float32)
-        a, b, c, d = e, f, g, h
+        value0, value1 = row[1].to(tl.float32), row[4].to(tl.float32)
+        row = following
     return (
         tl.sum(low, axis=1), tl.sum(high, axis=1), tl.sum(low2, axis=1), tl.sum(high2, axis=1),
         tl.sum(square, axis=1), tl.sum(rough, axis=1),
@@ -530,29 +543,33 @@ def _write(
     EVEN: tl.constexpr, BANDS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """A segment of each map: start + gain * value + gain * local mean, or as it is where it is not moved."""
-    top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS)
+    top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS, LAST)
     step = channels if LAST else 1
+    gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
     first, second = (
         _inside(channel, column, channels, width, EVEN),
-        _inside(channel, column + 1, channels, width, EVEN),
+        _inside(channel, column + gap, channels, width, EVEN),
     )
     start, gain, gain_of_mean, moves = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None]
     if BANDS:
-        before = _inside(channel, column - 1, channels, width, EVEN)
-        after = _inside(channel, column + 2, channels, width, EVEN)
+        masks = (
+            _inside(channel, column - 1, channels, width, EVEN), first,
+            _inside(channel, column + 1, channels, width, EVEN),
+            _inside(channel, column + gap - 1, channels, width, EVEN), second,
+            _inside(channel, column + gap + 1, channels, width, EVEN),
+        )  # fmt: skip
         at = _lanes(x, channel, column, top, channels, n, width, LAST)
-        a, b, c, d = _four(at - width * step, step, top > 0, before, first, second, after)
-        above0, above1 = _three(a, b, c, d)
-        a, b, c, d = _four(at, step, True, before, first, second, after)
-        here0, here1 = _three(a, b, c, d)
-        value0, value1 = b.to(tl.float32), c.to(tl.float32)
+        above0, above1 = _three(_six(at - width * step, step, top > 0, masks, PAIRS, LAST), LAST)
+        row = _six(at, step, True, masks, PAIRS, LAST)
+        here0, here1 = _three(row, LAST)
+        value0, value1 = row[1].to(tl.float32), row[4].to(tl.float32)
         at += width * step
-        a, b, c, d = _four(at, step, top + 1 < rows, before, first, second, after)
-        share0, share1 = _share(column, width), _share(column + 1, width)
+        row = _six(at, step, top + 1 < rows, masks, PAIRS, LAST)
+        share0, share1 = _share(column, width), _share(column + gap, width)
         for y in range(top, bottom):
             at += width * step
-            e, f, g, h = _four(at, step, (y < bottom - 1) & (y + 2 < rows), before, first, second, after)
-            below0, below1 = _three(a, b, c, d)
+            following = _six(at, step, (y < bottom - 1) & (y + 2 < rows), masks, PAIRS, LAST)
+            below0, below1 = _three(row, LAST)
             part = _share(y, rows)
             local0 = (above0 + here0 + below0) * (share0 * part)[None, :]
             local1 = (above1 + here1 + below1) * (share1 * part)[None, :]
@@ -562,21 +579,21 @@ def _write(
             to = _lanes(out, channel, column, y, channels, n, width, LAST)
             more = _lanes(residual, channel, column, y, channels, n, width, LAST)
             _finish(to, more, new0, moves, first, ADD, RELU)
-            _finish(to + step, more + step, new1, moves, second, ADD, RELU)
+            _finish(to + gap * step, more + gap * step, new1, moves, second, ADD, RELU)
             above0, above1, here0, here1 = here0, here1, below0, below1
-            value0, value1 = b.to(tl.float32), c.to(tl.float32)
-            a, b, c, d = e, f, g, h
+            value0, value1 = row[1].to(tl.float32), row[4].to(tl.float32)
+            row = following
     else:
         for y in tl.range(top, bottom, loop_unroll_factor=2):
             at = _lanes(x, channel, column, y, channels, n, width, LAST)
-            there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + 1 < n)[None, :]
-            value0, value1 = tl.load(at, mask=there0, other=0.0), tl.load(at + step, mask=there1, other=0.0)
+            there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + gap < n)[None, :]
+            value0, value1 = tl.load(at, mask=there0, other=0.0), tl.load(at + gap * step, mask=there1, other=0.0)
             new0 = tl.fma(value0.to(tl.float32), gain, start)
             new1 = tl.fma(value1.to(tl.float32), gain, start)
             to = _lanes(out, channel, column, y, channels, n, width, LAST)
             more = _lanes(residual, channel, column, y, channels, n, width, LAST)
             _finish(to, more, new0, moves, there0, ADD, RELU)
-            _finish(to + step, more + step, new1, moves, there1, ADD, RELU)
+            _finish(to + gap * step, more + gap * step, new1, moves, there1, ADD, RELU)
 
 
 @triton.jit
