@@ -29,8 +29,8 @@ class Evidence:
     With `passes=2` the model answers twice, as it is and corrected, and its answer is the mean of the two, with the
     weight (1 + g) / 2 on the corrected one: half and half for an image like clean ones, the corrected one alone for
     one that is plainly not. With `passes=1` it answers once, and evidence counts g times, z² becoming g z²: an
-    image with p ≥ 20 α comes out as from the model itself, bit for bit. Norms before the last one that tells how
-    unusual an image is are left as they are: cheaper, and weaker.
+    image with p ≥ 20 α comes out as from the model itself, bit for bit (on a GPU, but for the rounding of batch
+    norms). Norms before the last one that tells how unusual an image is are left as they are: cheaper, and weaker.
 
     With `bands`, a map is split into its local means over 3 x 3 and the rest, and each of the two has a deviation
     of its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in

@@ -128,9 +128,8 @@ def _rivals() -> tuple[Column, ...]:
         Correct(1.0, 0.2),
         Correct(1.0, 0.2, location="match"),
         Mixed(8),
-        Mixed(16),
         CorrectMixed(full.lambda1, full.lambda2, location=full.location, prior=8),
-        *RULES,
+        RULES[0],
     )
     batched: tuple[Method, ...] = (BatchStatistics(), Tent(), Tent(continual=True))
     seeds = (0, 1, 2)

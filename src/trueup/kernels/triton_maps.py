@@ -29,8 +29,6 @@ from trueup.kernels.triton_launch import Launch, aligned
 ROWS = 28  # of a segment, at most; but a map of twice as many in one strip is one segment
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
 COLUMNS = {True: 16, False: 64}  # of a strip, at most: where channels lie last, and where they do not
-TILE = 128  # pairs of columns of a program, where channels do not lie last
-PER_THREAD = 2  # of these; where channels lie last, what 16 bytes hold
 
 # Sums that are kept: the pivot, and of a map without it those of both bands and of their squares; to measure, also of
 # the map's squares and of the high band's absolute values.
@@ -163,7 +161,8 @@ def _plan(
     rows = -(-n // width)
     pairs = _power(min(-(-width // 2), COLUMNS[last] // 2))
     strips = -(-width // (2 * pairs))
-    maps = min(_power(channels), LINE // dtype.itemsize if last else max(1, TILE // pairs))
+    each = 16 // dtype.itemsize if last else max(1, pairs // 8)  # pairs of a thread
+    maps = min(_power(channels), LINE // dtype.itemsize if last else 64 * each // pairs)
     longest = ROWS if bands else 4 * ROWS
     parts = 1 if strips == 1 and rows <= 2 * longest else -(-rows // longest)
     segments = strips * parts
@@ -171,12 +170,11 @@ def _plan(
     if split is None:
         split = segments > 1
     constants = (maps, pairs, -(-rows // parts), last, channels % maps == 0, bands)
-    # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
-    each = 16 // dtype.itemsize if last else PER_THREAD
     warps = max(1, min(8, maps * pairs // (32 * each)))
     # As few registers as do without putting much aside: the more programs at once, the better they hide each other's
     # waiting for memory.
     registers = 64 + 8 * each + (0 if split else 32)
+    # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
     options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
     measure, rule = ends is None, ends or ()
     whole, write = (_measure_whole, _measure_segments) if measure else (_realign_whole, _realign_segments)
