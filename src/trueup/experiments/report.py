@@ -258,7 +258,23 @@ def _readings(rows: dict[str, list[Row]]) -> str:
         "The mean over a table's cells of the distance between our gain by the correction and the paper's, in points:",
         "",
     ]
-    return "\n".join([*text, *_markdown(["table", "keep", "match"], body), ""])
+    return "\n".join([*text, *_markdown(["table", "keep", "match"], body), "", _nearer(body), ""])
+
+
+def _nearer(body: list[list[str]]) -> str:
+    """The answer, of lines of a table's name and two distances.
+
+    >>> _nearer([["table1", "2.5", "2.2"], ["table3", "0.6", "0.8"], ["table9", "-", "-"]])
+    '`keep` is nearer in table3, `match` in table1; by 0.30 points at most.'
+    """
+    both = [(name, float(keep), float(match)) for name, keep, match in body if "-" not in (keep, match)]
+    nearer = {
+        "keep": [name for name, keep, match in both if keep < match],
+        "match": [name for name, keep, match in both if match < keep],
+    }
+    said = [f"in {', '.join(names)}" if names else "nowhere" for names in nearer.values()]
+    most = max((abs(keep - match) for _, keep, match in both), default=0.0)
+    return f"`keep` is nearer {said[0]}, `match` {said[1]}; by {most:.2f} points at most."
 
 
 def _times(results: Path) -> str:
