@@ -553,6 +553,54 @@ def test_a_norm_with_a_hook_is_not_folded(norms_are_folded):
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("name", ["bn", "relu"])
+def test_a_module_with_a_forward_of_its_own_is_called(name):
+    """As libraries that place the parts of a model on several devices give to each."""
+    model = Block(lambda self, y, x: self.relu(y)).eval()
+    targets, module = calibrated(model), model.get_submodule(name)
+    module.forward = lambda x: 2 * type(module).forward(module, x)
+    robust = trueup.correct(model, targets, NOTHING)
+    assert folded(robust) == ([] if name == "bn" else ["bn"])
+    assert robust(dark()).equal(model(dark()))
+
+
+def test_a_batch_norm_without_a_bias_is_not_folded(norms_are_folded):
+    model = Shared(lambda self, y: self.bn(y))
+    model.bn.bias = None
+    assert folded(corrected(model, BOTH)) == []
+
+
+def take_the_batch(norm):
+    norm.train()
+
+
+def forget(norm):
+    norm.running_mean = norm.running_var = None
+
+
+def double(norm):
+    norm.register_forward_hook(lambda _m, _i, out: 2 * out)
+
+
+def widen(norm):
+    norm.eps = torch.tensor(0.5).numpy()[()]  # a float of numpy's
+
+
+@pytest.mark.parametrize("change", [take_the_batch, forget, double, widen])
+@pytest.mark.parametrize("rule", [BOTH, NOTHING], ids=["both", "nothing"])
+def test_a_batch_norm_that_is_folded_may_be_changed_later(change, rule, norms_are_folded):
+    robust = corrected(Shared(lambda self, y: self.bn(y)), rule)
+    twin, x = apart(robust), dark()
+    before = robust(x)
+    with torch.no_grad():
+        for module in (robust, twin):
+            change(module.model.bn)
+        out = robust(x)
+        assert out.equal(twin(x))
+        assert not out.equal(before)
+    assert robust.model.bn.num_batches_tracked == twin.model.bn.num_batches_tracked
+
+
 def test_folded_norms_compile_and_export(norms_are_folded):
     robust = corrected(make("resnet"), BOTH)
     with torch.no_grad():
