@@ -518,16 +518,41 @@ class Shared(nn.Module):
         return self.head(self.how(self, self.conv(x)))
 
 
+def overwritten(look):
+    """What a norm was given is overwritten before the sum, by another name than the norm knows."""
+
+    def how(self, y):
+        z = self.bn(look(y))
+        y.mul_(2)
+        return z + y
+
+    return how
+
+
+def overwritten_by_out(self, y):
+    z, more = self.bn(torch.squeeze(y)), y + 1
+    torch.mul(y, 2, out=y)
+    return z + more
+
+
 @pytest.mark.parametrize(
     ("how", "wanted"),
     [
         (lambda self, y: self.bn(y), True),
         (lambda self, y: self.bn(y) + y, False),
-        (lambda self, y: self.bn(y.flatten(2).view_as(y)), False),
-        (lambda self, y: self.bn(y.relu_()), False),
+        (lambda self, y: self.bn(y.flatten(2).unflatten(2, (30, 30))), True),
+        (lambda self, y: self.bn(y.relu_()), True),
         (lambda self, y: self.bn(y) * self.bn.weight[:, None, None], True),
+        (overwritten(torch.squeeze), False),
+        (overwritten(torch.relu_), False),
+        (overwritten(lambda y: y.mT), False),
+        (overwritten(lambda y: F.dropout3d(y, training=False)), False),
+        (overwritten_by_out, False),
     ],
-    ids=["plain", "read", "a view", "in place", "weight is read"],
+    ids=[
+        *("plain", "read", "a view", "in place", "weight is read", "overwritten view", "overwritten, in place"),
+        *("overwritten attribute", "overwritten, not dropped", "overwritten by out="),
+    ],
 )
 def test_a_batch_norm_is_folded_only_if_nothing_else_touches_what_it_is_given(how, wanted, norms_are_folded):
     robust = corrected(Shared(how), BOTH)

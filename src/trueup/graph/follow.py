@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from trueup.activations import KNOWN
-from trueup.graph.memory import is_in_place, is_view
+from trueup.graph.memory import is_in_place
 from trueup.graph.trace import HOOKS
 from trueup.kernels import Norm
 
@@ -56,16 +56,20 @@ def following(
     return Following(nodes, arguments)
 
 
-def can_be_later(root: nn.Module, node: fx.Node) -> bool:
-    """Whether a node applies a batch norm that `norm_of` knows, and that can be done later instead.
+def can_be_later(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
+    """Whether a node applies a batch norm that `norm_of` knows, and that can be done by a later `call` instead.
 
-    So it must be all that reads what it is given, and nothing else may write there in the meantime.
+    So it must be all that reads what it is given. Nor may anything be written in place in the meantime: that may be
+    the same memory by another name, and too much gives back what it is given to tell.
     """
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
         return False
-    given = node.args[0]
-    fresh = given.op in ("call_module", "call_function") and not is_view(root, given) and not is_in_place(root, given)
-    return fresh and _only_user(given) is node and norm_of(root.get_submodule(str(node.target))) is not None
+    between = node.next
+    while between is not call:
+        if is_in_place(root, between) or "out" in between.kwargs:
+            return False
+        between = between.next
+    return _only_user(node.args[0]) is node and norm_of(root.get_submodule(str(node.target))) is not None
 
 
 def norm_of(module: nn.Module) -> Norm | None:

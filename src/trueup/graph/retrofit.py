@@ -157,7 +157,7 @@ class Retrofit(nn.Module):
             else:
                 after = value[0] if node is last else node
                 call = insert_after(graph, node, target, *given, aliased=aliased, after=after, beside=looks)
-            if "batch_norm" in able and list(node.users) == [call] and can_be_later(self, node):
+            if "batch_norm" in able and list(node.users) == [call] and can_be_later(self, node, call):
                 fold(graph, node, call)
         if ahead is not None:
             blend(graph, "blend", ahead(output), *value)
