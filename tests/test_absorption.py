@@ -539,6 +539,7 @@ def overwritten_by_out(self, y):
     ("how", "wanted"),
     [
         (lambda self, y: self.bn(y), True),
+        (lambda self, y: self.bn(input=y), False),
         (lambda self, y: self.bn(y) + y, False),
         (lambda self, y: self.bn(y.flatten(2).unflatten(2, (30, 30))), True),
         (lambda self, y: self.bn(y.relu_()), True),
@@ -550,8 +551,14 @@ def overwritten_by_out(self, y):
         (overwritten_by_out, False),
     ],
     ids=[
-        *("plain", "read", "a view", "in place", "weight is read", "overwritten view", "overwritten, in place"),
-        *("overwritten attribute", "overwritten, not dropped", "overwritten by out="),
+        *("plain", "by name", "read", "a view", "in place", "weight is read"),
+        *(
+            "overwritten view",
+            "overwritten, in place",
+            "overwritten attribute",
+            "overwritten, not dropped",
+            "overwritten by out=",
+        ),
     ],
 )
 def test_a_batch_norm_is_folded_only_if_nothing_else_touches_what_it_is_given(how, wanted, norms_are_folded):
@@ -561,7 +568,27 @@ def test_a_batch_norm_is_folded_only_if_nothing_else_touches_what_it_is_given(ho
         assert robust(dark()).equal(apart(robust)(dark()))
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4, affine=False), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)])
+class Doubled(nn.BatchNorm2d):
+    """Something that a plain batch norm is not."""
+
+    trueup_site = "norm"
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.SyncBatchNorm(4),
+        Doubled(4),
+        nn.GroupNorm(2, 4),
+        nn.InstanceNorm2d(4),
+    ],
+    ids=lambda norm: type(norm).__name__,
+)
 def test_other_norms_are_not_folded(norm, norms_are_folded):
     model = Shared(lambda self, y: self.bn(y))
     model.bn = norm
