@@ -278,6 +278,17 @@ def test_triton_does_the_norm_before(device, last, dtype, shape, bands):
 
 
 @devices
+def test_triton_stays_within_what_float16_holds(device):
+    from trueup.kernels import triton_maps
+
+    usual = reference(1e5 * maps(30, 2, 8, 8) + 1e6, bands=True)
+    x = maps(2, 2, 8, 8, seed=1).half()
+    out = triton_maps.realign(x.to(device), usual.to(device)).cpu()
+    torch.testing.assert_close(out, channels.realign(x, usual))
+    assert (out == torch.finfo(x.dtype).max).any()
+
+
+@devices
 def test_triton_takes_a_norm_whose_tensors_are_not_contiguous(device):
     from trueup.kernels import Norm, triton_maps
 
