@@ -518,16 +518,48 @@ class Shared(nn.Module):
         return self.head(self.how(self, self.conv(x)))
 
 
+def overwritten(look):
+    """What a norm was given is overwritten before the sum, by another name than the norm knows."""
+
+    def how(self, y):
+        z = self.bn(look(y))
+        y.mul_(2)
+        return z + y
+
+    return how
+
+
+def overwritten_by_out(self, y):
+    z, more = self.bn(torch.squeeze(y)), y + 1
+    torch.mul(y, 2, out=y)
+    return z + more
+
+
 @pytest.mark.parametrize(
     ("how", "wanted"),
     [
         (lambda self, y: self.bn(y), True),
+        (lambda self, y: self.bn(input=y), False),
         (lambda self, y: self.bn(y) + y, False),
-        (lambda self, y: self.bn(y.flatten(2).view_as(y)), False),
-        (lambda self, y: self.bn(y.relu_()), False),
+        (lambda self, y: self.bn(y.flatten(2).unflatten(2, (30, 30))), True),
+        (lambda self, y: self.bn(y.relu_()), True),
         (lambda self, y: self.bn(y) * self.bn.weight[:, None, None], True),
+        (overwritten(torch.squeeze), False),
+        (overwritten(torch.relu_), False),
+        (overwritten(lambda y: y.mT), False),
+        (overwritten(lambda y: F.dropout3d(y, training=False)), False),
+        (overwritten_by_out, False),
     ],
-    ids=["plain", "read", "a view", "in place", "weight is read"],
+    ids=[
+        *("plain", "by name", "read", "a view", "in place", "weight is read"),
+        *(
+            "overwritten view",
+            "overwritten, in place",
+            "overwritten attribute",
+            "overwritten, not dropped",
+            "overwritten by out=",
+        ),
+    ],
 )
 def test_a_batch_norm_is_folded_only_if_nothing_else_touches_what_it_is_given(how, wanted, norms_are_folded):
     robust = corrected(Shared(how), BOTH)
@@ -536,7 +568,27 @@ def test_a_batch_norm_is_folded_only_if_nothing_else_touches_what_it_is_given(ho
         assert robust(dark()).equal(apart(robust)(dark()))
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4, affine=False), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)])
+class Doubled(nn.BatchNorm2d):
+    """Something that a plain batch norm is not."""
+
+    trueup_site = "norm"
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.SyncBatchNorm(4),
+        Doubled(4),
+        nn.GroupNorm(2, 4),
+        nn.InstanceNorm2d(4),
+    ],
+    ids=lambda norm: type(norm).__name__,
+)
 def test_other_norms_are_not_folded(norm, norms_are_folded):
     model = Shared(lambda self, y: self.bn(y))
     model.bn = norm
@@ -551,6 +603,54 @@ def test_a_norm_with_a_hook_is_not_folded(norms_are_folded):
     seen.clear()
     robust(dark())
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("name", ["bn", "relu"])
+def test_a_module_with_a_forward_of_its_own_is_called(name):
+    """As libraries that place the parts of a model on several devices give to each."""
+    model = Block(lambda self, y, x: self.relu(y)).eval()
+    targets, module = calibrated(model), model.get_submodule(name)
+    module.forward = lambda x: 2 * type(module).forward(module, x)
+    robust = trueup.correct(model, targets, NOTHING)
+    assert folded(robust) == ([] if name == "bn" else ["bn"])
+    assert robust(dark()).equal(model(dark()))
+
+
+def test_a_batch_norm_without_a_bias_is_not_folded(norms_are_folded):
+    model = Shared(lambda self, y: self.bn(y))
+    model.bn.bias = None
+    assert folded(corrected(model, BOTH)) == []
+
+
+def take_the_batch(norm):
+    norm.train()
+
+
+def forget(norm):
+    norm.running_mean = norm.running_var = None
+
+
+def double(norm):
+    norm.register_forward_hook(lambda _m, _i, out: 2 * out)
+
+
+def widen(norm):
+    norm.eps = torch.tensor(0.5).numpy()[()]  # a float of numpy's
+
+
+@pytest.mark.parametrize("change", [take_the_batch, forget, double, widen])
+@pytest.mark.parametrize("rule", [BOTH, NOTHING], ids=["both", "nothing"])
+def test_a_batch_norm_that_is_folded_may_be_changed_later(change, rule, norms_are_folded):
+    robust = corrected(Shared(lambda self, y: self.bn(y)), rule)
+    twin, x = apart(robust), dark()
+    before = robust(x)
+    with torch.no_grad():
+        for module in (robust, twin):
+            change(module.model.bn)
+        out = robust(x)
+        assert out.equal(twin(x))
+        assert not out.equal(before)
+    assert robust.model.bn.num_batches_tracked == twin.model.bn.num_batches_tracked
 
 
 def test_folded_norms_compile_and_export(norms_are_folded):

@@ -14,7 +14,7 @@ from trueup import functional, kernels
 from trueup.correction import Correction
 from trueup.evidence import Evidence
 from trueup.gate import Gate, features, openness
-from trueup.graph import Options, Order, Reader, Retrofit, Site, add, clone, find
+from trueup.graph import Options, Order, Reader, Retrofit, Site, add, clone, find, norm_of
 from trueup.targets import ChannelTarget, SiteTarget, Targets
 
 Rule = Correction | Evidence
@@ -244,12 +244,14 @@ class _Realign(_AtSite):
         a: Tensor,
         openness: Tensor | None = None,
         *,
-        norm: tuple[Any, ...] | None = None,
+        norm: nn.Module | None = None,
         residual: Any = None,
         order: Order = "value first",
         activation: str | None = None,
     ) -> Tensor:
-        relu, before = activation == "relu", None if norm is None else kernels.Norm(*norm)
+        relu, before = activation == "relu", None
+        if norm is not None and (before := norm_of(norm)) is None:  # it is another than when this was built
+            a = norm(a)
         if self.rule.changes:
             # What is added may also be a number, or another tensor than the kernel can add.
             along = residual.movedim(self.channels, 1) if _is_like(residual, a) else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -218,6 +220,38 @@ def test_with_a_sum_and_a_relu_gradients_are_those_of_the_specification(add, rel
             assert only.grad.equal(r.grad)
 
 
+@pytest.fixture
+def norms_are_taken(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(sys.modules["trueup.kernels.realign"], "_takes_norms", lambda _: True)
+
+
+NORM = kernels.Norm(torch.arange(4.0), torch.arange(1.0, 5), torch.linspace(0.5, 2, 4), torch.arange(4.0) - 1, 1e-3)
+
+
+@after
+@pytest.mark.parametrize("wide", [False, True], ids=["like it", "of another kind"])
+def test_a_norm_is_done_before_and_a_sum_and_a_relu_after(add, relu, wide, norms_are_taken):
+    usual, x = reference(maps(30, 4, 8, 8), bands=True), 3 * maps(5, 4, 8, 8, seed=1)
+    residual = maps(5, 4, 8, 8, seed=2).to(torch.float64 if wide else torch.float32) if add else None
+    out = kernels.realign(x, usual, residual=residual, relu=relu, norm=NORM)
+    assert out.equal(apart(NORM(x), usual, residual=residual, relu=relu))
+
+
+@pytest.mark.parametrize("which", ["x", "residual", "weight"])
+def test_gradients_go_through_a_norm_and_past_it(which, norms_are_taken):
+    usual, found = reference(maps(30, 4, 8, 8), bands=True), []
+    for fused in (True, False):
+        given = {"x": 3 * maps(5, 4, 8, 8, seed=1), "residual": maps(5, 4, 8, 8, seed=2), "weight": NORM.weight.clone()}
+        given[which].requires_grad_()
+        norm = NORM._replace(weight=given["weight"])
+        first, more = (given["x"], {"norm": norm}) if fused else (norm(given["x"]), {})
+        out = kernels.realign(first, usual, residual=given["residual"], relu=True, **more)
+        found.append(torch.autograd.grad(out.square().sum(), given[which])[0])
+    assert found[0].equal(found[1])
+    assert found[0].any()
+
+
 def test_what_comes_out_may_be_written_into():
     x, usual = maps(2, 3, 8, 8).requires_grad_(), reference(maps(30, 3, 8, 8), bands=True)
     for look in (lambda a: a, lambda a: a.movedim(1, -1)):
@@ -232,5 +266,9 @@ def test_torch_approves_of_the_operator():
     openness = torch.tensor([0.0, 0.5])
     for rest in ((None, None, False), (openness, None, True), (openness, residual, False), (None, residual, True)):
         torch.library.opcheck(torch.ops.trueup.realign.default, (x, usual, *rest))
+    usual, residual = reference(maps(30, 4, 8, 8), bands=True), maps(2, 4, 8, 8, seed=1)
+    torch.library.opcheck(
+        torch.ops.trueup.realign_after_norm.default, (maps(2, 4, 8, 8), *NORM, usual, openness, residual, True)
+    )
     for bands in (False, True):
         torch.library.opcheck(torch.ops.trueup.moments.default, (x.detach(), bands))

@@ -277,6 +277,28 @@ def test_triton_does_the_norm_before(device, last, dtype, shape, bands):
         torch.testing.assert_close(found.float(), wanted, rtol=unit, atol=32 * unit)
 
 
+@devices
+def test_triton_stays_within_what_float16_holds(device):
+    from trueup.kernels import triton_maps
+
+    usual = reference(1e5 * maps(30, 2, 8, 8) + 1e6, bands=True)
+    x = maps(2, 2, 8, 8, seed=1).half()
+    out = triton_maps.realign(x.to(device), usual.to(device)).cpu()
+    torch.testing.assert_close(out, channels.realign(x, usual))
+    assert (out == torch.finfo(x.dtype).max).any()
+
+
+@devices
+def test_triton_takes_a_norm_whose_tensors_are_not_contiguous(device):
+    from trueup.kernels import Norm, triton_maps
+
+    x, before = 3 * maps(2, 5, 9, 7, seed=1).to(device), torch.linspace(0.5, 3, 5, device=device)
+    norm = Norm(before - 1, before, before.flip(0), -before, 1e-3)
+    usual = reference(norm(maps(30, 5, 9, 7).to(device)).cpu(), bands=True).to(device)
+    spread = Norm(*(torch.stack([tensor, tensor + 9], dim=1)[:, 0] for tensor in norm.tensors), 1e-3)
+    assert triton_maps.realign(x, usual, norm=spread).equal(triton_maps.realign(x, usual, norm=norm))
+
+
 @pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs Triton")
 @pytest.mark.parametrize("measure", [False, True])
 def test_triton_takes_more_images_than_a_side_of_a_grid(measure):

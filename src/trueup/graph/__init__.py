@@ -3,9 +3,9 @@
 The only place that knows torch.fx.
 """
 
-from trueup.graph.follow import Order, add
+from trueup.graph.follow import Order, add, norm_of
 from trueup.graph.retrofit import Reader, Retrofit, clone, find
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import TraceError
 
-__all__ = ["Options", "Order", "Reader", "Retrofit", "Site", "TraceError", "add", "clone", "find"]
+__all__ = ["Options", "Order", "Reader", "Retrofit", "Site", "TraceError", "add", "clone", "find", "norm_of"]

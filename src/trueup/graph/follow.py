@@ -10,8 +10,9 @@ import torch
 from torch import fx, nn
 
 from trueup.activations import KNOWN
-from trueup.graph.memory import is_in_place, is_view
+from trueup.graph.memory import is_in_place
 from trueup.graph.trace import HOOKS
+from trueup.kernels import Norm
 
 Order = Literal["value first", "residual first", "in place"]
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -55,20 +56,30 @@ def following(
     return Following(nodes, arguments)
 
 
-def batch_norm(root: nn.Module, node: fx.Node) -> nn.modules.batchnorm._BatchNorm | None:
-    """The batch norm that a node applies, if that is torch's own, without hooks, and can be done later instead.
+def can_be_later(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
+    """Whether a node applies a batch norm that `norm_of` knows, and that can be done by a later `call` instead.
 
-    So it must be all that reads what it is given, and nothing else may write there in the meantime.
+    So it must be all that reads what it is given. Nor may anything be written in place in the meantime: that may be
+    the same memory by another name, and too much gives back what it is given to tell.
     """
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+        return False
+    between = node.next
+    while between is not call:
+        if is_in_place(root, between) or "out" in between.kwargs:
+            return False
+        between = between.next
+    return _only_user(node.args[0]) is node and norm_of(root.get_submodule(str(node.target))) is not None
+
+
+def norm_of(module: nn.Module) -> Norm | None:
+    """What a module does as it is now, if that is torch's own batch norm with running statistics; None for others."""
+    if not isinstance(module, _BATCH_NORMS) or type(module) not in _BATCH_NORMS:  # a subclass may do more
         return None
-    module, given = root.get_submodule(str(node.target)), node.args[0]
-    if not isinstance(module, nn.modules.batchnorm._BatchNorm) or type(module) not in _BATCH_NORMS:
+    mean, variance, weight, bias = module.running_mean, module.running_var, module.weight, module.bias
+    if module.training or not _is_plain(module) or mean is None or variance is None or weight is None or bias is None:
         return None
-    if _has_hooks(module) or module.running_mean is None or module.weight is None:
-        return None
-    fresh = given.op in ("call_module", "call_function") and not is_view(root, given) and not is_in_place(root, given)
-    return module if fresh and _only_user(given) is node else None
+    return Norm(mean, variance, weight, bias, module.eps)
 
 
 def add(value: Any, residual: Any, order: Order) -> Any:
@@ -84,15 +95,16 @@ def plain_activation(root: nn.Module, node: fx.Node) -> str | None:
     for known in KNOWN:
         if node.op == "call_module":
             module = root.get_submodule(str(node.target))
-            if type(module) in known.modules and not _has_hooks(module):
+            if type(module) in known.modules and _is_plain(module):
                 return known.name
         elif node.target in (known.functions if node.op == "call_function" else known.methods):
             return known.name
     return None
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, hooks) for hooks in HOOKS)
+def _is_plain(module: nn.Module) -> bool:
+    """Whether it does what its class does: it has no hooks, nor a forward of its own."""
+    return "forward" not in module.__dict__ and not any(getattr(module, hooks) for hooks in HOOKS)
 
 
 def _only_user(node: fx.Node, beside: Collection[fx.Node] = ()) -> fx.Node | None:

@@ -42,7 +42,7 @@ def is_aliased(model: nn.Module, node: fx.Node) -> bool:
         node = node.all_input_nodes[0]
         if len(node.users) > 1 or node.op in ("placeholder", "get_attr"):
             return True
-        if not (is_in_place(model, node) or is_view(model, node)):
+        if not (is_in_place(model, node) or _is_view(model, node)):
             return False
     return False
 
@@ -61,8 +61,7 @@ def is_in_place(model: nn.Module, node: fx.Node) -> bool:
     return flag or operators or named.endswith("_") or node.kwargs.get("inplace") is True
 
 
-def is_view(model: nn.Module, node: fx.Node) -> bool:
-    """Whether a node gives what it is given back, or a view of it."""
+def _is_view(model: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return isinstance(model.get_submodule(str(node.target)), _VIEW_MODULES)
     return node.target in (_VIEW_METHODS if node.op == "call_method" else _VIEW_FUNCTIONS)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, fx, nn
 
-from trueup.graph.follow import batch_norm, following, plain_activation
+from trueup.graph.follow import can_be_later, following, plain_activation
 from trueup.graph.rewire import absorb, blend, fold, insert_after, read, replace, run_ahead
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import Place, trace
@@ -60,9 +60,10 @@ class Retrofit(nn.Module):
     function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
 
     It may also offer to do what is around its site, by naming it in `absorbs`: "batch_norm", for the site itself,
-    "add", for the sum with another value, and "relu", after that or at once. It is then given norm=, of what
-    `kernels.Norm` is made of, residual= and order=, as `graph.add` takes them, and activation="relu". That is done
-    where nothing else reads what it passes over, and nothing is placed there.
+    "add", for the sum with another value, and "relu", after that or at once. It is then given norm=, the module to
+    apply, of which `graph.norm_of` may know what it does, residual= and order=, as `graph.add` takes them, and
+    activation="relu". That is done where nothing else can tell: nothing else reads what it passes over, nothing is
+    placed there, and there is no hook when this module is made.
 
     With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
     the sites that it reads. Nothing is placed before the last of these.
@@ -156,8 +157,8 @@ class Retrofit(nn.Module):
             else:
                 after = value[0] if node is last else node
                 call = insert_after(graph, node, target, *given, aliased=aliased, after=after, beside=looks)
-            if "batch_norm" in able and list(node.users) == [call] and (norm := batch_norm(self, node)):
-                fold(graph, node, call, norm.eps)
+            if "batch_norm" in able and list(node.users) == [call] and can_be_later(self, node, call):
+                fold(graph, node, call)
         if ahead is not None:
             blend(graph, "blend", ahead(output), *value)
         graph.lint()

@@ -57,11 +57,10 @@ def absorb(graph: fx.Graph, node: fx.Node, target: str, *more: fx.Node, follows:
     return placed
 
 
-def fold(graph: fx.Graph, node: fx.Node, placed: fx.Node, epsilon: float) -> None:
-    """Let a `placed` call apply the batch norm of `node` as well: it gets what that gets, and norm=."""
+def fold(graph: fx.Graph, node: fx.Node, placed: fx.Node) -> None:
+    """Let a `placed` call apply the module of `node` as well: it gets what that gets, and the module as norm=."""
     with graph.inserting_before(placed):
-        names = ("running_mean", "running_var", "weight", "bias")
-        norm: tuple[Any, ...] = (*(graph.get_attr(f"{node.target}.{name}") for name in names), epsilon)
+        norm = graph.get_attr(str(node.target))
     placed.args = (node.args[0], *placed.args[1:])
     placed.kwargs = {**placed.kwargs, "norm": norm}
     graph.erase_node(node)

@@ -83,7 +83,7 @@ def realign_maps(
     if x.numel() == 0:
         return
     gate = x if openness is None else aligned(openness.float().contiguous())
-    before = (x, x, x, x) if norm is None else tuple(aligned(tensor) for tensor in norm.tensors)
+    before = (x, x, x, x) if norm is None else tuple(aligned(tensor.contiguous()) for tensor in norm.tensors)
     epsilon = 0.0 if norm is None else norm.epsilon
     tensors = (aligned(reference.contiguous()), gate, x if residual is None else aligned(residual), out)
     ends = (openness is not None, residual is not None, relu, norm is not None)
