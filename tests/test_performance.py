@@ -39,7 +39,15 @@ def test_new_rows_take_the_place_of_old_ones_of_their_case(tmp_path):
 
 def test_the_correction_of_a_network_is_measured_beside_it():
     rows = list(_Network("resnet20", 2, rivals=True, threads=1)(CPU, 1.5, "small"))
-    assert [r.what for r in rows] == ["correction", "evidence", "evidence, one pass", "BN batch", "BN mix", "TENT"]
+    assert [r.what for r in rows] == [
+        "correction",
+        "evidence",
+        "evidence, one pass",
+        "evidence, no gate",
+        "BN batch",
+        "BN mix",
+        "TENT",
+    ]
     assert all(0.2 < r.ratio < 50 for r in rows)
     assert [r.reach for r in rows] == [1.5, *[None] * 5]
 
