@@ -377,3 +377,65 @@ class _patched(torch.overrides.TorchFunctionMode):  # noqa: N801
         if function in self.WATCHED:
             self.seen.append(out.clone())
         return out
+
+
+class _Alias(nn.Module):
+    """Overwrites its activations by another name."""
+
+    def __init__(self, alias) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head, self.alias = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1), alias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        F.relu_(self.alias(y))
+        return self.head(y)
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        lambda y: y.mT,
+        lambda y: y.data,
+        lambda y: +y,
+        lambda y: y.float(),
+        lambda y: y.type_as(y),
+        lambda y: y.ravel(),
+        lambda y: y.swapdims(2, 3),
+        lambda y: torch.swapaxes(y, 2, 3),
+        lambda y: torch.moveaxis(y, 2, 3),
+        lambda y: torch.detach(y),
+        lambda y: torch.real(y),
+        lambda y: torch.conj(y),
+        lambda y: F.dropout3d(y, training=False),
+        lambda y: F.alpha_dropout(y, training=False),
+        lambda y: torch.dropout(y, 0.5, False),
+    ],
+    ids=[
+        "mT",
+        "data",
+        "pos",
+        "float",
+        "type_as",
+        "ravel",
+        "swapdims",
+        "swapaxes",
+        "moveaxis",
+        "detach",
+        "real",
+        "conj",
+        "dropout3d",
+        "alpha",
+        "dropout",
+    ],
+)
+def test_what_is_written_by_another_name_is_seen_by_that_name(alias):
+    model = _Alias(alias)
+    zero = Retrofit(model, lambda _: _Zero())
+    assert zero(torch.randn(2, 3, 8, 8)).equal(model.head(torch.zeros(2, 4, 6, 6)))
+
+
+class _Zero(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        return torch.zeros_like(a)

@@ -15,10 +15,15 @@ _VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._Drop
 _VIEW_METHODS = {
     *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "narrow"),
     *("select", "contiguous", "view_as", "t", "chunk", "split", "unbind", "detach", "to", "movedim", "swapaxes"),
+    *("expand_as", "reshape_as", "ravel", "diagonal", "unfold", "moveaxis", "swapdims", "adjoint", "tensor_split"),
+    *("split_with_sizes", "positive", "float", "half", "bfloat16", "double", "type", "type_as", "cpu", "cuda"),
 }
 _VIEW_FUNCTIONS = {
-    *(operator.getitem, F.dropout, F.dropout2d, torch.flatten, torch.reshape, torch.transpose, torch.permute),
-    *(torch.squeeze, torch.unsqueeze, torch.chunk, torch.split, torch.unbind, torch.movedim, torch.narrow),
+    *(operator.getitem, operator.pos, getattr, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout),
+    *(F.feature_alpha_dropout, torch.dropout, torch.flatten, torch.unflatten, torch.ravel, torch.reshape),
+    *(torch.transpose, torch.t, torch.adjoint, torch.permute, torch.movedim, torch.moveaxis, torch.swapaxes),
+    *(torch.swapdims, torch.squeeze, torch.unsqueeze, torch.chunk, torch.split, torch.tensor_split, torch.unbind),
+    *(torch.narrow, torch.select, torch.diagonal, torch.detach, torch.positive, torch.real, torch.conj),
 }
 IN_PLACE_OPERATORS = {
     "__iadd__": operator.iadd,

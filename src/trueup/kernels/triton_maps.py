@@ -360,6 +360,19 @@ def _inside(channel, column, channels, width, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _masks(channel, column, channels, width, GAP: tl.constexpr, EVEN: tl.constexpr):
+    """Which there are of the column before, itself and after, for the first and for the second of a pair."""
+    return (
+        _inside(channel, column - 1, channels, width, EVEN),
+        _inside(channel, column, channels, width, EVEN),
+        _inside(channel, column + 1, channels, width, EVEN),
+        _inside(channel, column + GAP - 1, channels, width, EVEN),
+        _inside(channel, column + GAP, channels, width, EVEN),
+        _inside(channel, column + GAP + 1, channels, width, EVEN),
+    )
+
+
+@triton.jit
 def _six(at, step, there, masks, PAIRS: tl.constexpr, LAST: tl.constexpr):
     """Each of a pair of columns and those beside it, of a row, if that is `there`."""
     a = tl.load(at - step, mask=masks[0] & there, other=0.0)
@@ -382,6 +395,18 @@ def _three(row, LAST: tl.constexpr):
         return a.to(tl.float32) + pair, pair + f.to(tl.float32)
     before, after = a.to(tl.float32) + c.to(tl.float32), d.to(tl.float32) + f.to(tl.float32)
     return before + b.to(tl.float32), after + e.to(tl.float32)
+
+
+@triton.jit
+def _enter(at, down, step, top, rows, masks, PAIRS: tl.constexpr, LAST: tl.constexpr):
+    """What is known at the top of a segment, whose first row is `at`: of the row above it and of the first, the sums of
+    three, and the values of the first; and the second row, which lies `down` from the first.
+    """
+    above0, above1 = _three(_six(at - down, step, top > 0, masks, PAIRS, LAST), LAST)
+    row = _six(at, step, True, masks, PAIRS, LAST)
+    here0, here1 = _three(row, LAST)
+    second = _six(at + down, step, top + 1 < rows, masks, PAIRS, LAST)
+    return above0, above1, here0, here1, row[1].to(tl.float32), row[4].to(tl.float32), second
 
 
 @triton.jit
@@ -412,10 +437,8 @@ def _sums(
     top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS, LAST)
     step = channels if LAST else 1
     gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
-    first, second = (
-        _inside(channel, column, channels, width, EVEN),
-        _inside(channel, column + gap, channels, width, EVEN),
-    )
+    masks, down = _masks(channel, column, channels, width, gap, EVEN), width * step
+    first, second = masks[1], masks[4]
     nothing = tl.zeros([MAPS, PAIRS], tl.float32)
     low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
     if not BANDS:
@@ -429,23 +452,13 @@ def _sums(
             low2 = tl.fma(away1, away1, tl.fma(away0, away0, low2))
         none = tl.zeros([MAPS], tl.float32)
         return tl.sum(low, axis=1), none, tl.sum(low2, axis=1), none, none, none
-    masks = (
-        _inside(channel, column - 1, channels, width, EVEN), first,
-        _inside(channel, column + 1, channels, width, EVEN),
-        _inside(channel, column + gap - 1, channels, width, EVEN), second,
-        _inside(channel, column + gap + 1, channels, width, EVEN),
-    )  # fmt: skip
     at = _lanes(x, channel, column, top, channels, n, width, LAST)
-    above0, above1 = _three(_six(at - width * step, step, top > 0, masks, PAIRS, LAST), LAST)
-    row = _six(at, step, True, masks, PAIRS, LAST)
-    here0, here1 = _three(row, LAST)
-    value0, value1 = row[1].to(tl.float32), row[4].to(tl.float32)
-    at += width * step
-    row = _six(at, step, top + 1 < rows, masks, PAIRS, LAST)
+    above0, above1, here0, here1, value0, value1, row = _enter(at, down, step, top, rows, masks, PAIRS, LAST)
+    at += down
     share0, share1 = _share(column, width), _share(column + gap, width)
     centre0, centre1 = tl.where(first, pivot[:, None], 0.0), tl.where(second, pivot[:, None], 0.0)
     for y in range(top, bottom):
-        at += width * step
+        at += down
         following = _six(at, step, (y < bottom - 1) & (y + 2 < rows), masks, PAIRS, LAST)
         below0, below1 = _three(row, LAST)
         part = _share(y, rows)
@@ -544,28 +557,16 @@ def _write(
     top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS, LAST)
     step = channels if LAST else 1
     gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
-    first, second = (
-        _inside(channel, column, channels, width, EVEN),
-        _inside(channel, column + gap, channels, width, EVEN),
-    )
+    masks, down = _masks(channel, column, channels, width, gap, EVEN), width * step
+    first, second = masks[1], masks[4]
     start, gain, gain_of_mean, moves = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None]
     if BANDS:
-        masks = (
-            _inside(channel, column - 1, channels, width, EVEN), first,
-            _inside(channel, column + 1, channels, width, EVEN),
-            _inside(channel, column + gap - 1, channels, width, EVEN), second,
-            _inside(channel, column + gap + 1, channels, width, EVEN),
-        )  # fmt: skip
         at = _lanes(x, channel, column, top, channels, n, width, LAST)
-        above0, above1 = _three(_six(at - width * step, step, top > 0, masks, PAIRS, LAST), LAST)
-        row = _six(at, step, True, masks, PAIRS, LAST)
-        here0, here1 = _three(row, LAST)
-        value0, value1 = row[1].to(tl.float32), row[4].to(tl.float32)
-        at += width * step
-        row = _six(at, step, top + 1 < rows, masks, PAIRS, LAST)
+        above0, above1, here0, here1, value0, value1, row = _enter(at, down, step, top, rows, masks, PAIRS, LAST)
+        at += down
         share0, share1 = _share(column, width), _share(column + gap, width)
         for y in range(top, bottom):
-            at += width * step
+            at += down
             following = _six(at, step, (y < bottom - 1) & (y + 2 < rows), masks, PAIRS, LAST)
             below0, below1 = _three(row, LAST)
             part = _share(y, rows)
