@@ -26,7 +26,7 @@ from trueup.evaluation.processes import ALONE
 from trueup.gate import openness
 
 CHOSEN_ON = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-STRENGTHS = (0.01, 0.02, 0.03, 0.05, 0.08)
+STRENGTHS = (0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
 BUDGETS = (0.0, 0.002, 0.005, 0.01, 0.02, 1.0)
 FIELDS = (
     "model",

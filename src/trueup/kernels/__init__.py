@@ -8,7 +8,7 @@ t[last] being the ends of the target t over those ranks, or, where the mean is k
 
 One file a backend (`plain`: torch's own operators, on any device; `cpu`: numba; `triton`: CUDA), each with a function
 `correct_rows` of the same meaning; `operator` chooses among them. `realign` is the rule of evidence, likewise, with
-`cpu_maps` for the CPU. The only place that imports numba or triton.
+`cpu_maps` for the CPU and `triton_maps` for CUDA. The only place that imports numba or triton.
 """
 
 from trueup.kernels.curve import curve_of
