@@ -135,39 +135,16 @@ def _realign_on_cuda(
         return triton_maps.realign(x, reference, openness, residual, relu)
 
 
-def _realign_after_norm_on_cpu(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    epsilon: float,
-    reference: Tensor,
-    openness: Tensor | None,
-    residual: Tensor | None,
-    relu: bool,
-) -> Tensor:
-    normed = Norm(mean, variance, weight, bias, epsilon)(x)
-    return _realign_on_cpu(normed, reference, openness, residual, relu)
+def _realign_after_norm_on_cpu(x: Tensor, *arguments: Any) -> Tensor:
+    return _realign_on_cpu(Norm(*arguments[:5])(x), *arguments[5:])
 
 
-def _realign_after_norm_on_cuda(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    epsilon: float,
-    reference: Tensor,
-    openness: Tensor | None,
-    residual: Tensor | None,
-    relu: bool,
-) -> Tensor:
+def _realign_after_norm_on_cuda(x: Tensor, *arguments: Any) -> Tensor:
     from trueup.kernels import triton_maps
 
-    norm = Norm(mean, variance, weight, bias, epsilon)
+    reference, openness, residual, relu = arguments[5:]
     with torch.cuda.device(x.device):
-        return triton_maps.realign(x, reference, openness, residual, relu, norm)
+        return triton_maps.realign(x, reference, openness, residual, relu, Norm(*arguments[:5]))
 
 
 def _moments_on_cuda(x: Tensor, bands: bool) -> Tensor:
