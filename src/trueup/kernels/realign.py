@@ -47,20 +47,17 @@ def realign(
     as torch's own operators would one after the other. A `norm` is applied to `a` before that; on CUDA in the same
     pass, without rounding in between, where no gradient is wanted.
     """
-    if norm is not None:
-        if _has_kernel(a) and _takes_norms(a) and not norm.takes_gradients(a, residual):
-            more = residual if residual is None or alike(a, residual) else None
-            whole = more is residual
-            normed: Tensor = torch.ops.trueup.realign_after_norm.default(
-                a, *norm, reference, openness, more, relu and whole
-            )
-            return normed if whole else _then(normed, residual, relu)
-        a = norm(a)
+    if residual is not None and not alike(a, residual):
+        return _then(realign(a, reference, openness, norm=norm), residual, relu)
+    if norm is not None and (not _takes_norms(a) or norm.takes_gradients(a, residual)):
+        a, norm = norm(a), None
     if not _has_kernel(a):
         return _then(channels.realign(a, reference, openness), residual, relu)
-    if residual is not None and not alike(a, residual):
-        return _then(realign(a, reference, openness), residual, relu)
-    out: Tensor = torch.ops.trueup.realign.default(a, reference, openness, residual, relu)
+    out: Tensor
+    if norm is None:
+        out = torch.ops.trueup.realign.default(a, reference, openness, residual, relu)
+    else:
+        out = torch.ops.trueup.realign_after_norm.default(a, *norm, reference, openness, residual, relu)
     return out
 
 
@@ -88,7 +85,7 @@ def _has_kernel(a: Tensor) -> bool:
 
 
 def _takes_norms(a: Tensor) -> bool:
-    return a.is_cuda
+    return a.is_cuda and _has_kernel(a)
 
 
 def _maps(x: Tensor, bands: bool) -> Tensor:
@@ -154,13 +151,7 @@ def _moments_on_cuda(x: Tensor, bands: bool) -> Tensor:
         return triton_maps.moments(x, bands)
 
 
-def _like_maps(
-    x: Tensor, _reference: Tensor, _openness: Tensor | None, _residual: Tensor | None, _relu: bool
-) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _like_normed_maps(x: Tensor, *_: Any) -> Tensor:
+def _like_maps(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -194,6 +185,6 @@ _library.impl("moments", _moments_on_cpu, "CPU")  # type: ignore[no-untyped-call
 _library.impl("realign", _realign_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("moments", _moments_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 torch.library.register_fake("trueup::realign", _like_maps, lib=_library)
-torch.library.register_fake("trueup::realign_after_norm", _like_normed_maps, lib=_library)
+torch.library.register_fake("trueup::realign_after_norm", _like_maps, lib=_library)
 torch.library.register_fake("trueup::moments", _like_moments, lib=_library)
 torch.library.register_autograd("trueup::realign", _backward, setup_context=_remember, lib=_library)

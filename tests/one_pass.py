@@ -1,0 +1,54 @@
+"""Models whose norms, sums and relus are done in one pass with what is placed there, and the same without."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import trueup
+from architectures import images
+
+BOTH = trueup.Evidence(budget=1, strength=0.2)
+HEDGED = trueup.Evidence(budget=0.05, strength=0.2)
+PASSING = trueup.Evidence(budget=0.05, strength=0.2, passes=1)
+NOTHING = trueup.Evidence(strength=0)
+every = pytest.mark.parametrize("rule", [BOTH, HEDGED, PASSING, NOTHING], ids=["both", "hedged", "passing", "nothing"])
+
+
+def apart(robust):
+    """The same, with every norm, sum and relu where the model has it."""
+    twin = copy.deepcopy(robust)
+    for module in twin.placed:
+        module.absorbs = ()
+    return copy.deepcopy(twin)  # built again
+
+
+def corrected(model, rule):
+    return trueup.correct(model, calibrated(model), rule)
+
+
+def calibrated(model):
+    return trueup.calibrate(model, images(48).split(24), select=lambda site: site.kind == "norm")
+
+
+def dark(count=8):
+    """Images unlike those of calibration."""
+    return images(count, seed=3) * 0.3 - 1
+
+
+class Block(nn.Module):
+    """Two branches, of which the first ends in a norm, and what a model may do with them."""
+
+    def __init__(self, follow, relu=None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn, self.other = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(3, 4, 3)
+        self.follow, self.relu, self.head = follow, relu or nn.ReLU(), nn.Conv2d(4, 2, 1)
+        self.register_buffer("bias", torch.randn(4, 1, 1))
+        nn.init.uniform_(self.bn.running_mean, -0.3, 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.follow(self, self.bn(self.conv(x)), x))
