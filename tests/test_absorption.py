@@ -362,7 +362,7 @@ def test_what_has_something_placed_itself_stays():
     robust = Retrofit(model, lambda _: _Able())
     assert robust.sites == ["bn", "relu"]
     assert robust(x).equal(model(x))
-    assert [module.options for module in robust.placed] == [["order", "residual"], []]
+    assert [module.options for module in robust.placed] == [["order", "residual"], ["activation"]]
 
 
 def test_what_is_read_is_what_the_norm_gave():

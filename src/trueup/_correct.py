@@ -124,7 +124,10 @@ class _AtSite(nn.Module):
 
 
 class _Correct(_AtSite):
-    """Corrects the activations of one site, or what an activation function that it applies itself would make them."""
+    """Corrects the activations of one site, or what an activation function that it applies itself would make them.
+
+    It may also be given what a batch norm, and the sum with a residual, would make that activation's input.
+    """
 
     curve: Tensor
 
@@ -133,7 +136,7 @@ class _Correct(_AtSite):
         self.name = site.name
         self.correction = correction if site.sparse else replace(correction, sparse=False)
         self.even = statistics.levels is None
-        self.fuses = () if correction.method == "sort" else ("relu",)
+        self.absorbs = () if correction.method == "sort" else ("batch_norm", "add", "relu")
         self.register_buffer("curve", kernels.curve_of(statistics.target, statistics.levels), persistent=False)
 
     @property
@@ -146,8 +149,20 @@ class _Correct(_AtSite):
         """Where the target is known `(m,)`; None if evenly, as `functional.correct` has it."""
         return None if self.even else self.curve[0]
 
-    def forward(self, a: Tensor, activation: str | None = None) -> Tensor:
-        relu = activation == "relu"
+    def forward(
+        self,
+        a: Tensor,
+        *,
+        norm: nn.Module | None = None,
+        residual: Any = None,
+        order: Order = "value first",
+        activation: str | None = None,
+    ) -> Tensor:
+        relu, before = activation == "relu", None if norm is None else norm_of(norm)
+        if relu and before is not None and kernels.follows_norm(a, before, residual, self.correction):
+            return kernels.correct_after_norm(a, before, residual, self.curve, self.correction)
+        a = a if norm is None else norm(a)
+        a = a if residual is None else add(a, residual, order)
         if kernels.has_histogram(self.correction, a):
             return kernels.correct(a, self.curve, self.correction, relu=relu)
         return functional.correct(a.relu() if relu else a, self.target, self.correction, levels=self.levels)
@@ -254,7 +269,7 @@ class _Realign(_AtSite):
             a = norm(a)
         if self.rule.changes:
             # What is added may also be a number, or another tensor than the kernel can add.
-            along = residual.movedim(self.channels, 1) if _is_like(residual, a) else None
+            along = residual.movedim(self.channels, 1) if kernels.alike(a, residual) else None
             whole = residual is None or along is not None
             x = a.movedim(self.channels, 1)
             out = kernels.realign(x, self.reference, openness, residual=along, relu=relu and whole, norm=before)
@@ -270,7 +285,3 @@ class _Realign(_AtSite):
         """In the way of torch's modules."""
         bands = ", bands" if self.reference.shape[1] == 3 else ""
         return f"{self.name!r}, strength={self.rule.strength:.3g}{bands}"
-
-
-def _is_like(residual: Any, a: Tensor) -> bool:
-    return isinstance(residual, Tensor) and kernels.alike(residual, a)

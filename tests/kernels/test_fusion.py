@@ -78,7 +78,7 @@ def test_a_plain_relu_is_applied_by_the_correction_and_nothing_changes(model, fu
     assert list(sites_fused(robust).values()) == [fused]
     apart = trueup.correct(model, targets, FAST)
     for module in apart.placed:
-        module.fuses = ()
+        module.absorbs = ()
     apart = copy.deepcopy(apart)  # built again
     assert list(sites_fused(apart).values()) == [False]
     x = torch.randn(4, 3, 8, 8)

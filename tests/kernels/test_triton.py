@@ -13,7 +13,7 @@ import torch
 
 from kernels.backends import INTERPRETED
 from trueup import functional
-from trueup.kernels import curve_of, plain
+from trueup.kernels import Norm, curve_of, plain
 
 HERE = Path(__file__).parent
 DEVICES = [
@@ -59,6 +59,35 @@ def test_a_row_in_parts_is_corrected_as_a_whole_one(device, relu, n, parts):
         torch.testing.assert_close(whole, plain.correct_rows(x, curve, 0.7, **options), atol=2e-6, rtol=2e-6)
 
 
+def a_norm(channels, device):
+    some = torch.rand(channels, generator=torch.Generator().manual_seed(channels)).to(device) + 0.5
+    return Norm(some - 1, some, some.flip(0) - 0.7, 1 - some, 1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("channels", "pixels", "parts"), [(16, 3, 1), (64, 200, 2), (512, 49, 3), (4096, 5, 2)])
+def test_triton_does_the_norm_before(device, dtype, add, channels, pixels, parts):
+    from trueup.kernels import triton
+
+    generator, norm = torch.Generator().manual_seed(pixels), a_norm(channels, device)
+    x, residual = torch.randn(2, 3, pixels, channels, generator=generator).to(device, dtype)
+    a = norm(x.float().flatten(0, 1)).view(x.shape) + (residual.float() if add else 0)
+    curve = curve_of(functional.levels(65) * 3, functional.levels(65)).to(device)
+    options = {"relu": True, "norm": norm, "residual": residual.flatten(1) if add else None}
+    for keep, sparse in ((True, True), (False, False)):
+        wanted = plain.correct_rows(a.flatten(1), curve, 0.7, keep=keep, sparse=sparse, relu=True)
+        whole = triton.correct_rows(x.flatten(1), curve, 0.7, keep=keep, sparse=sparse, parts=1, **options)
+        assert whole.dtype == dtype
+        # Where rounding puts a value into the next bin, it moves by as much as the target rises within one.
+        torch.testing.assert_close(whole.float(), wanted, atol=5e-3, rtol=torch.finfo(dtype).eps)
+        far = (whole.float() - wanted).abs() > 3e-6 + torch.finfo(dtype).eps * wanted.abs()
+        assert far.float().mean() < 0.01
+        cut = triton.correct_rows(x.flatten(1), curve, 0.7, keep=keep, sparse=sparse, parts=parts, **options)
+        assert cut.equal(whole)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("n", "parts"), [(8192, 3), (24576, 3), (20011, 2)])
@@ -82,12 +111,13 @@ def test_an_image_is_corrected_alike_in_a_batch_of_any_size():
     from trueup.kernels import triton
 
     curve = curve_of(functional.levels(65) * 3, functional.levels(65)).cuda()
-    for n in (1000, 16384, 100352, 200704):
+    rule = {"keep": True, "sparse": True, "relu": True}
+    for n, channels in ((1000, 0), (16384, 0), (100352, 0), (200704, 0), (16384, 64), (100352, 512), (200704, 256)):
         x = torch.randn(300, n, device="cuda")
-        alone = triton.correct_rows(x[:1], curve, 0.7, keep=True, sparse=True, relu=True)
+        options = {**rule, "norm": a_norm(channels, "cuda")} if channels else rule
+        alone = triton.correct_rows(x[:1], curve, 0.7, **options)
         for batch in (2, 60, 140, 300):
-            together = triton.correct_rows(x[:batch].contiguous(), curve, 0.7, keep=True, sparse=True, relu=True)
-            assert together[:1].equal(alone)
+            assert triton.correct_rows(x[:batch].contiguous(), curve, 0.7, **options)[:1].equal(alone)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,7 @@
-"""What can be done in the same pass over memory as what is placed at a site: a batch norm, a sum, and then a relu."""
+"""What can be done in the same pass over memory as what is placed at a site: a batch norm, a sum, and then a relu.
+
+That is a chain, of which the site may be the first or the last: a norm and what follows, or a relu and what leads up.
+"""
 
 from __future__ import annotations
 
@@ -56,20 +59,37 @@ def following(
     return Following(nodes, arguments)
 
 
+def leading(
+    root: nn.Module, node: fx.Node, able: Collection[str], *, kept: Collection[fx.Node] = ()
+) -> tuple[fx.Node, Following]:
+    """What a module that applies the activation of a `node` itself can do before that, and the value it begins with.
+
+    Other sums than those with a batch norm would have to be read twice, and nothing be won by it.
+    """
+    activation = plain_activation(root, node)
+    value = node.all_input_nodes[0]
+    others = [other for other in kept if other is not node]
+    for start in (value, *value.all_input_nodes):
+        follows = following(root, start, able, kept=others) if _is_norm(root, start) else Following([], {})
+        if follows.nodes and follows.nodes[-1] is node:
+            return start, follows
+    return value, Following([node], {"activation": activation})
+
+
 def can_be_later(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
     """Whether a node applies a batch norm that `norm_of` knows, and that can be done by a later `call` instead.
 
     So it must be all that reads what it is given. Nor may anything be written in place in the meantime: that may be
     the same memory by another name, and too much gives back what it is given to tell.
     """
-    if node.op != "call_module" or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+    if not _is_norm(root, node) or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
         return False
     between = node.next
     while between is not call:
         if is_in_place(root, between) or "out" in between.kwargs:
             return False
         between = between.next
-    return _only_user(node.args[0]) is node and norm_of(root.get_submodule(str(node.target))) is not None
+    return _only_user(node.args[0]) is node
 
 
 def norm_of(module: nn.Module) -> Norm | None:
@@ -100,6 +120,10 @@ def plain_activation(root: nn.Module, node: fx.Node) -> str | None:
         elif node.target in (known.functions if node.op == "call_function" else known.methods):
             return known.name
     return None
+
+
+def _is_norm(root: nn.Module, node: fx.Node) -> bool:
+    return node.op == "call_module" and norm_of(root.get_submodule(str(node.target))) is not None
 
 
 def _is_plain(module: nn.Module) -> bool:

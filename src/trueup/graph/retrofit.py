@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, fx, nn
 
-from trueup.graph.follow import can_be_later, following, plain_activation
-from trueup.graph.rewire import absorb, blend, fold, insert_after, read, replace, run_ahead
+from trueup.graph.follow import can_be_later, following, leading, plain_activation
+from trueup.graph.rewire import absorb, blend, fold, insert_after, read, run_ahead
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import Place, trace
 
@@ -55,15 +55,12 @@ class Retrofit(nn.Module):
     what the model does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on
     modules that contain others do not run.
 
-    A placed module may offer to apply activation functions itself, by naming them in `fuses`, such as ("relu",). It is
-    then given what comes before the activation, and activation="relu". That is done where nothing else can tell: the
-    function is torch's own, has no hook when this module is made, and what it may overwrite is not read elsewhere.
-
-    It may also offer to do what is around its site, by naming it in `absorbs`: "batch_norm", for the site itself,
-    "add", for the sum with another value, and "relu", after that or at once. It is then given norm=, the module to
-    apply, of which `graph.norm_of` may know what it does, residual= and order=, as `graph.add` takes them, and
-    activation="relu". That is done where nothing else can tell: nothing else reads what it passes over, nothing is
-    placed there, and there is no hook when this module is made.
+    A placed module may offer to do what is at its site and around it, by naming it in `absorbs`: "batch_norm", "add",
+    for the sum of that with another value, and "relu", after that or at once. Where the site is the norm, it does what
+    follows; where it is the relu, what leads to it. It is then given what comes before all of that, and norm=, the
+    module to apply, of which `graph.norm_of` may know what it does, residual= and order=, as `graph.add` takes them,
+    and activation="relu". That is done where nothing else can tell: they are torch's own, nothing else reads what it
+    passes over, nothing is placed there, and there is no hook when this module is made.
 
     With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
     the sites that it reads. Nothing is placed before the last of these.
@@ -147,18 +144,17 @@ class Retrofit(nn.Module):
         for site, node, aliased in chosen:
             number = self.sites.index(site.name)
             target, module = f"placed.{number}", self.placed[number]
-            activation = plain_activation(self, node)
             able = () if aliased else getattr(module, "absorbs", ())
-            if not given and not aliased and activation in getattr(module, "fuses", ()):
-                replace(graph, node, target, activation)
-                continue
-            if (follows := following(self, node, able, beside=looks, kept=kept)).nodes:
-                call = absorb(graph, node, target, *given, follows=follows)
+            start, follows = node, following(self, node, able, beside=looks, kept=kept)
+            if not given and plain_activation(self, node) in able:
+                start, follows = leading(self, node, able, kept=kept)
+            if follows.nodes:
+                call = absorb(graph, start, target, *given, follows=follows)
             else:
                 after = value[0] if node is last else node
                 call = insert_after(graph, node, target, *given, aliased=aliased, after=after, beside=looks)
-            if "batch_norm" in able and list(node.users) == [call] and can_be_later(self, node, call):
-                fold(graph, node, call)
+            if "batch_norm" in able and list(start.users) == [call] and can_be_later(self, start, call):
+                fold(graph, start, call)
         if ahead is not None:
             blend(graph, "blend", ahead(output), *value)
         graph.lint()

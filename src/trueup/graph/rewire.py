@@ -36,14 +36,6 @@ def insert_after(
     return placed
 
 
-def replace(graph: fx.Graph, node: fx.Node, target: str, activation: str | None) -> None:
-    """Let the module `target` do what an activation's `node` does, and its own."""
-    with graph.inserting_after(node):
-        placed = graph.call_module(target, (node.all_input_nodes[0],), {"activation": activation})
-    node.replace_all_uses_with(placed)
-    graph.erase_node(node)
-
-
 def absorb(graph: fx.Graph, node: fx.Node, target: str, *more: fx.Node, follows: Following) -> fx.Node:
     """Let the module `target` do its own with the value of `node`, and `more` values, and then what follows that.
 

@@ -12,9 +12,22 @@ One file a backend (`plain`: torch's own operators, on any device; `cpu`: numba;
 """
 
 from trueup.kernels.curve import curve_of
+from trueup.kernels.layout import alike, as_rows
 from trueup.kernels.norm import Norm
-from trueup.kernels.operator import correct, has_histogram
-from trueup.kernels.quantile import as_rows, quantile_rows
-from trueup.kernels.realign import alike, moments, realign
+from trueup.kernels.operator import correct, correct_after_norm, follows_norm, has_histogram
+from trueup.kernels.quantile import quantile_rows
+from trueup.kernels.realign import moments, realign
 
-__all__ = ["Norm", "alike", "as_rows", "correct", "curve_of", "has_histogram", "moments", "quantile_rows", "realign"]
+__all__ = [
+    "Norm",
+    "alike",
+    "as_rows",
+    "correct",
+    "correct_after_norm",
+    "curve_of",
+    "follows_norm",
+    "has_histogram",
+    "moments",
+    "quantile_rows",
+    "realign",
+]

@@ -1,4 +1,4 @@
-"""Rows as they lie in memory."""
+"""How tensors lie in memory."""
 
 from __future__ import annotations
 
@@ -16,3 +16,16 @@ def in_memory_order(x: Tensor) -> Tensor | None:
         return None
     n = x.numel() // x.shape[0]
     return x.as_strided((x.shape[0], n), (n, 1))
+
+
+def as_rows(a: Tensor) -> Tensor:
+    """The values of each image of `(batch, ...)` as a row `(batch, n)`, in any order: without a copy if possible."""
+    rows = in_memory_order(a)
+    return a.reshape(len(a), -1) if rows is None else rows
+
+
+def alike(a: Tensor, b: object) -> bool:
+    """Whether `b` is a tensor of the shape, dtype and device of `a`, and lies in the same order in memory."""
+    if not isinstance(b, Tensor):
+        return False
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()

@@ -1,4 +1,7 @@
-"""The operator `trueup::correct`: one call for every device, which torch.compile, torch.export and autograd know."""
+"""The operator `trueup::correct`: one call for every device, which torch.compile, torch.export and autograd know.
+
+`trueup::correct_after_norm` is the same after a batch norm, the sum with a residual, and the ReLU.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,22 @@ from torch import Tensor
 
 from trueup.correction import Correction
 from trueup.kernels import plain
-from trueup.kernels.layout import in_memory_order
+from trueup.kernels.layout import alike, as_rows, in_memory_order
+from trueup.kernels.norm import Norm
 
 _Rows = Callable[..., Tensor]
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
+_HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch comes without it on some systems
+_CHANNELS = [2**k for k in range(4, 13)]  # of a norm that the kernels can apply: as many as divide a block of theirs
 
 _library = torch.library.Library("trueup", "DEF")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
     "correct(Tensor x, Tensor curve, float step, bool keep, bool sparse, bool relu) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+_library.define(  # type: ignore[no-untyped-call]
+    "correct_after_norm(Tensor x, Tensor mean, Tensor variance, Tensor weight, Tensor bias, float epsilon, "
+    "Tensor? residual, Tensor curve, float step, bool keep, bool sparse) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 
@@ -40,6 +51,37 @@ def correct(a: Tensor, curve: Tensor, correction: Correction, *, relu: bool = Fa
         a, curve, correction.step, correction.location == "keep", correction.sparse, relu
     )
     return out
+
+
+def correct_after_norm(a: Tensor, norm: Norm, residual: Tensor | None, curve: Tensor, correction: Correction) -> Tensor:
+    """`correct` of the ReLU of `norm(a)`, or of that and a `residual`, without rounding in between.
+
+    `follows_norm` says where.
+    """
+    out: Tensor = torch.ops.trueup.correct_after_norm.default(
+        a, *norm, residual, curve, correction.step, correction.location == "keep", correction.sparse
+    )
+    return out
+
+
+def follows_norm(a: Tensor, norm: Norm, residual: Any, correction: Correction) -> bool:
+    """Whether `correct_after_norm` does it: on CUDA, in the layout channels-last, where no gradient is wanted.
+
+    A residual must lie as `a` does. Channels must be a power of two, neither few nor very many.
+    """
+    return (
+        _takes_norms(a)
+        and has_histogram(correction, a)
+        and correction.step > 0
+        and a.numel() > 0
+        and (residual is None or alike(a, residual))
+        and not norm.takes_gradients(a, residual)
+    )
+
+
+def _takes_norms(a: Tensor) -> bool:
+    last = a.dim() > 1 and a.movedim(1, -1).is_contiguous()
+    return _HAS_TRITON and a.is_cuda and last and a.shape[1] in _CHANNELS
 
 
 def _correct(rows: _Rows, x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
@@ -64,7 +106,7 @@ def _cpu_rows() -> _Rows:
 
 @functools.cache
 def _cuda_rows() -> _Rows:
-    if importlib.util.find_spec("triton") is None:  # torch comes without it on some systems
+    if not _HAS_TRITON:
         return plain.correct_rows
     from trueup.kernels import triton
 
@@ -78,6 +120,27 @@ def _on_cpu(*arguments: Any) -> Tensor:
 def _on_cuda(x: Tensor, *arguments: Any) -> Tensor:
     with torch.cuda.device(x.device):  # where Triton launches
         return _correct(_cuda_rows(), x, *arguments)
+
+
+def _after_norm_on_cuda(x: Tensor, *arguments: Any) -> Tensor:
+    from trueup.kernels import triton
+
+    residual, curve, step, keep, sparse = arguments[5:]
+    flat = as_rows(x)
+    more = None if residual is None else as_rows(residual)
+    with torch.cuda.device(x.device):
+        out = triton.correct_rows(
+            flat, curve, step, keep=keep, sparse=sparse, relu=True, norm=Norm(*arguments[:5]), residual=more
+        )
+    return out.as_strided(x.shape, x.stride())
+
+
+def _after_norm(x: Tensor, *arguments: Any) -> Tensor:
+    """In steps, by torch."""
+    residual, *rule = arguments[5:]
+    a = Norm(*arguments[:5])(x)
+    out: Tensor = torch.ops.trueup.correct.default(a if residual is None else a + residual, *rule, True)
+    return out
 
 
 def _anywhere(*arguments: Any) -> Tensor:
@@ -117,5 +180,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 _library.impl("correct", _on_cpu, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("correct", _on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("correct", _anywhere, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("correct_after_norm", _after_norm_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
+_library.impl("correct_after_norm", _after_norm, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("trueup::correct", _shape_only, lib=_library)
+torch.library.register_fake("trueup::correct_after_norm", _shape_only, lib=_library)
 torch.library.register_autograd("trueup::correct", _backward, setup_context=_remember, lib=_library)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from trueup.kernels import plain
-from trueup.kernels.layout import in_memory_order
 
 
 def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
@@ -22,12 +21,6 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     that is not finite gives NaN.
     """
     return _backend(rows.device.type)(rows, levels.double())
-
-
-def as_rows(a: Tensor) -> Tensor:
-    """The values of each image of `(batch, ...)` as a row `(batch, n)`, in any order: without a copy if possible."""
-    rows = in_memory_order(a)
-    return a.reshape(len(a), -1) if rows is None else rows
 
 
 @functools.cache

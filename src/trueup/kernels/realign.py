@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trueup import channels
+from trueup.kernels.layout import alike
 from trueup.kernels.norm import Norm
 
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,11 +60,6 @@ def realign(
     else:
         out = torch.ops.trueup.realign_after_norm.default(a, *norm, reference, openness, residual, relu)
     return out
-
-
-def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are of the same shape, dtype and device, and lie in the same order in memory."""
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
 
 
 def moments(a: Tensor, *, bands: bool) -> Tensor:

@@ -1,8 +1,9 @@
 """The histogram method on a GPU, in Triton.
 
 Two passes over the activations and no host in between: count them into bins, then map each through its bin's entry in
-a table. Where rows are many and not too long, one program does all of that for a row. Else rows are cut into parts,
-and there are three kernels: to count the parts, to make a table of each row's counts, to map the parts.
+a table. Both can apply a batch norm, add a residual and apply the ReLU on their way. Where rows are many and not too
+long, one program does all of that for a row. Else rows are cut into parts, and there are three kernels: to count the
+parts, to make a table of each row's counts, to map the parts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trueup.kernels.bins import BINS
+from trueup.kernels.norm import Norm
 from trueup.kernels.triton_histogram import (
     BLOCK,
     SEGMENT,
@@ -26,10 +28,11 @@ from trueup.kernels.triton_histogram import (
     mean_of,
     memory_of,
     offset_exponent,
+    overlap,
     remember,
     tabulate,
 )
-from trueup.kernels.triton_launch import Launch, aligned, has_ptx, processors
+from trueup.kernels.triton_launch import Launch, aligned, has_ptx, overlaps, processors
 
 WHOLE = 131072  # a row up to this length may be the work of one program
 PARTS = 32  # at most: their counts have to be added
@@ -46,10 +49,15 @@ def correct_rows(
     keep: bool,
     sparse: bool,
     relu: bool,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
     parts: int | None = None,
     shared: bool | None = None,
 ) -> Tensor:
     """As `plain.correct_rows`, but that denormal values count as zeros.
+
+    A `norm` is applied first, and a `residual` like `x` added to that, without rounding in between. Channels then lie
+    last, are as many as divide a block, and `relu` is wanted.
 
     `parts` cuts each row into as many; None chooses. `shared` says whether PTX can be used; None asks.
     """
@@ -57,10 +65,15 @@ def correct_rows(
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out
-    if n == 1 and keep:  # a single value is its own mean
+    if n == 1 and keep and norm is None:  # a single value is its own mean
         return x.relu() if relu else x.clone()
     x, curve, m = aligned(x), aligned(curve), curve.shape[1]
-    plan = _plan(rows, n, m, x.dtype, x.device, relu, keep, sparse, parts, shared)
+    more = x if residual is None else aligned(residual)
+    before = (x, x, x, x) if norm is None else tuple(aligned(tensor.contiguous()) for tensor in norm.tensors)
+    epsilon = 0.0 if norm is None else norm.epsilon
+    dtypes = (x.dtype, *(tensor.dtype for tensor in before))
+    first = (0 if norm is None else len(norm.mean), residual is not None)
+    plan = _plan(rows, n, m, dtypes, x.device, relu, keep, sparse, first, parts, shared)
     sums = x.new_empty(rows * plan.segments, dtype=torch.float32)
     counts = table = sums  # in shared memory, if that is where one program does it all
     if plan.parts > 1 or not plan.shared:
@@ -69,11 +82,11 @@ def correct_rows(
     if not plan.shared:
         counts.zero_()
     if plan.parts == 1:
-        plan.correct_whole(x, curve, out, sums, counts, table, n, m, plan.segments, step)
+        plan.correct_whole(x, more, *before, epsilon, curve, out, sums, counts, table, n, m, plan.segments, step)
     else:
-        plan.count_parts(x, curve, sums, counts, n, m, plan.segments, plan.each)
+        plan.count_parts(x, more, *before, epsilon, curve, sums, counts, n, m, plan.segments, plan.each)
         plan.tabulate_rows(curve, sums, counts, table, n, m, plan.segments, plan.parts, step)
-        plan.map_parts(x, curve, out, table, n, m, plan.segments, plan.each)
+        plan.map_parts(x, more, *before, epsilon, curve, out, table, n, m, plan.segments, plan.each)
     return out
 
 
@@ -96,15 +109,19 @@ def _plan(
     rows: int,
     n: int,
     m: int,
-    _dtype: torch.dtype,
+    _dtypes: tuple[torch.dtype, ...],
     device: torch.device,
     relu: bool,
     keep: bool,
     sparse: bool,
+    first: tuple[int, bool],
     parts: int | None,
     shared: bool | None,
 ) -> _Plan:
-    """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there."""
+    """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there.
+
+    `first` says of how many channels a norm is applied first, 0 for none, and whether something is added to that.
+    """
     if shared is None:
         shared = has_ptx(device)
     segments = -(-n // SEGMENT)
@@ -114,7 +131,9 @@ def _plan(
     each = -(-segments // min(parts, segments, PARTS))
     parts = -(-segments // each)
     bins = BINS if relu else 2 * BINS
-    passes = (relu, bins, BLOCK, SEGMENT, shared)
+    early = overlaps(device)
+    passes = (relu, bins, BLOCK, SEGMENT, shared, *first, early)
+    options = {"num_warps": WARPS, **({"launch_pdl": True} if early else {})}
     rule = (keep, sparse, 1 << (segments - 1).bit_length())
     bits = (m - 2).bit_length()
     return _Plan(
@@ -123,50 +142,65 @@ def _plan(
         segments,
         bins,
         shared,
-        Launch(_correct_whole, (rows, 1, 1), (*passes, *rule, 2, bits), num_warps=WARPS, maxnreg=REGISTERS),
-        Launch(_count_parts, (parts, rows, 1), passes, num_warps=WARPS),
+        Launch(_correct_whole, (rows, 1, 1), (*passes, *rule, 2, bits), maxnreg=REGISTERS, **options),
+        Launch(_count_parts, (parts, rows, 1), passes, **options),
         Launch(
             _tabulate_rows,
             (SLICES, rows, 1),
-            (relu, bins, bins // SLICES, SEGMENT, *rule, 4, -(-bits // 2)),
-            num_warps=WARPS,
+            (relu, bins, bins // SLICES, SEGMENT, early, *rule, 4, -(-bits // 2)),
+            **options,
         ),
-        Launch(_map_parts, (parts, rows, 1), passes, num_warps=WARPS),
+        Launch(_map_parts, (parts, rows, 1), passes, **options),
     )
 
 
 @triton.jit
 def _correct_whole(
-    x, curve, out, sums, counts, table, n, m, segments, step,
+    x, residual, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
+    curve, out, sums, counts, table, n, m, segments, step,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
+    CHANNELS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
     KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, WAYS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
+    overlap(EARLY)
     row = tl.program_id(0).to(tl.int64)
     x += row * n
+    residual += row * n
     sums += row * segments
     table += row * BINS
+    norm = (norm_mean, norm_variance, norm_weight, norm_bias, epsilon)
     offset = offset_exponent(curve, m)
     memory = memory_of(BINS, SHARED)
-    counted = count(x, sums, counts + row * BINS, memory, offset, n, 0, segments, RELU, BINS, BLOCK, SEGMENT, SHARED)
+    counted = count(
+        x, residual, norm, sums, counts + row * BINS, memory, offset, n, 0, segments,
+        RELU, BINS, BLOCK, SEGMENT, SHARED, CHANNELS, ADD,
+    )  # fmt: skip
     index = tl.arange(0, BINS)
     counted += tl.where(index == bin_of_zero(RELU), n - segments * SEGMENT, 0)
     mean = mean_of(sums, segments, SEGMENTS)
     shift = tabulate(index, counted, 0, mean, curve, n, m, step, KEEP, SPARSE, RELU, BINS, WAYS, SEARCH)
     remember(shift, table, memory, BINS, SHARED)
-    map_values(x, out + row * n, table, memory, offset, n, 0, segments, RELU, BINS, BLOCK, SEGMENT, SHARED)
+    map_values(
+        x, residual, norm, out + row * n, table, memory, offset, n, 0, segments,
+        RELU, BINS, BLOCK, SEGMENT, SHARED, CHANNELS, ADD,
+    )  # fmt: skip
 
 
 @triton.jit
 def _count_parts(
-    x, curve, sums, counts, n, m, segments, each,
+    x, residual, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
+    curve, sums, counts, n, m, segments, each,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
+    CHANNELS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    overlap(EARLY)
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     counts += (row * tl.num_programs(0) + part) * BINS
     counted = count(
-        x + row * n, sums + row * segments, counts, memory_of(BINS, SHARED), offset_exponent(curve, m), n,
-        part * each, tl.minimum((part + 1) * each, segments), RELU, BINS, BLOCK, SEGMENT, SHARED,
+        x + row * n, residual + row * n, (norm_mean, norm_variance, norm_weight, norm_bias, epsilon),
+        sums + row * segments, counts, memory_of(BINS, SHARED), offset_exponent(curve, m), n,
+        part * each, tl.minimum((part + 1) * each, segments), RELU, BINS, BLOCK, SEGMENT, SHARED, CHANNELS, ADD,
     )  # fmt: skip
     if SHARED:
         tl.store(counts + tl.arange(0, BINS), counted)
@@ -175,9 +209,10 @@ def _count_parts(
 @triton.jit
 def _tabulate_rows(
     curve, sums, counts, table, n, m, segments, parts, step,
-    RELU: tl.constexpr, BINS: tl.constexpr, SLICE: tl.constexpr, SEGMENT: tl.constexpr,
+    RELU: tl.constexpr, BINS: tl.constexpr, SLICE: tl.constexpr, SEGMENT: tl.constexpr, EARLY: tl.constexpr,
     KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, WAYS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
+    overlap(EARLY)
     begin = tl.program_id(0) * SLICE
     row = tl.program_id(1).to(tl.int64)
     counts += row * parts * BINS
@@ -198,9 +233,12 @@ def _tabulate_rows(
 
 @triton.jit
 def _map_parts(
-    x, curve, out, table, n, m, segments, each,
+    x, residual, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
+    curve, out, table, n, m, segments, each,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
+    CHANNELS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    overlap(EARLY)
     # Backwards: what was counted last may still be in the cache.
     part = tl.num_programs(0) - 1 - tl.program_id(0)
     row = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
@@ -209,6 +247,7 @@ def _map_parts(
     if SHARED:
         remember(tl.load(table + tl.arange(0, BINS)), table, memory, BINS, SHARED)
     map_values(
-        x + row * n, out + row * n, table, memory, offset_exponent(curve, m), n,
-        part * each, tl.minimum((part + 1) * each, segments), RELU, BINS, BLOCK, SEGMENT, SHARED,
+        x + row * n, residual + row * n, (norm_mean, norm_variance, norm_weight, norm_bias, epsilon),
+        out + row * n, table, memory, offset_exponent(curve, m), n,
+        part * each, tl.minimum((part + 1) * each, segments), RELU, BINS, BLOCK, SEGMENT, SHARED, CHANNELS, ADD,
     )  # fmt: skip

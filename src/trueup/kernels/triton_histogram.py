@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from trueup.kernels.bins import BELOW, BINS, FINE, OCTAVES, OUTSIDE, SHIFT, SPAN
+from trueup.kernels.triton_norm import scale_of
 
 BLOCK = 4096  # activations in flight a program: four 16-byte loads a thread of float32
 SEGMENT = 8192  # activations whose sum is taken at a time: the order of summation must not depend on the parts
@@ -31,6 +32,14 @@ _MEMORY_4096 = tl.constexpr("{ .shared .align 16 .b8 bins[16384]; mov.u32 $0, bi
 _ADD = tl.constexpr("red.shared.add.u32 [$1], 1; mov.u32 $0, 0;")
 _PUT = tl.constexpr("st.shared.b32 [$1], $2; mov.u32 $0, 0;")
 _GET = tl.constexpr("ld.shared.b32 $0, [$1];")
+_OVERLAP = tl.constexpr("griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;")
+
+
+@triton.jit
+def overlap(EARLY: tl.constexpr):
+    """Let the next kernel come while this one runs, and wait for the one before: what it wrote is there from now on."""
+    if EARLY:
+        tl.inline_asm_elementwise(_OVERLAP, "=r,r", [0], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -72,18 +81,45 @@ def bin_of(a, offset, SIGNED: tl.constexpr):
 
 
 @triton.jit
-def load(x, start, n, RELU: tl.constexpr, BLOCK: tl.constexpr):
-    at = start + tl.arange(0, BLOCK)
-    a = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
+def tile_of(CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+    """Where the values of a block are; if there are channels, which lie last, in as many columns."""
+    if CHANNELS > 0:
+        return (tl.arange(0, BLOCK // CHANNELS) * CHANNELS)[:, None] + tl.arange(0, CHANNELS)[None, :]
+    else:  # noqa: RET505  # or Triton would compile both
+        return tl.arange(0, BLOCK)
+
+
+@triton.jit
+def scales_of(norm, CHANNELS: tl.constexpr):
+    """What each column is multiplied by, and what is added to it then; nothing where there are no channels."""
+    if CHANNELS > 0:
+        mean, variance, weight, bias, epsilon = norm
+        scale, shift = scale_of(mean, variance, weight, bias, epsilon, tl.arange(0, CHANNELS), CHANNELS, True)
+        return scale[None, :], shift[None, :]
+    else:  # noqa: RET505  # or Triton would compile both
+        return 1.0, 0.0
+
+
+@triton.jit
+def load(x, residual, at, scale, shift, n, RELU: tl.constexpr, CHANNELS: tl.constexpr, ADD: tl.constexpr):
+    """Some values, after what is to be done with them first. Where there are none, it is 0, also after a norm."""
+    inside = at < n
+    a = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if CHANNELS > 0:
+        a = tl.fma(a, scale, shift)
+        if ADD:
+            a += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        a = tl.where(inside, a, 0.0)
     if RELU:  # NaN stays NaN, and becomes the positive one
         a = tl.maximum(a, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    return at, a
+    return a
 
 
 @triton.jit
 def count(
-    x, sums, counts, memory, offset, n, first, last,
+    x, residual, norm, sums, counts, memory, offset, n, first, last,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
+    CHANNELS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Count the values of some segments, and store what each adds to the mean. Padding is counted as zeros."""
     every = tl.arange(0, BINS)
@@ -92,10 +128,12 @@ def count(
         tl.inline_asm_elementwise(_PUT, "=r,r,r", [memory + 4 * every, nothing], tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
     share = 1.0 / n
+    tile = tile_of(CHANNELS, BLOCK)
+    scale, shift = scales_of(norm, CHANNELS)
     for segment in range(first, last):
-        total = tl.zeros([BLOCK], tl.float32)
+        total = tl.zeros(tile.shape, tl.float32)
         for begin in tl.static_range(0, SEGMENT, BLOCK):
-            _, a = load(x, segment * SEGMENT + begin, n, RELU, BLOCK)
+            a = load(x, residual, segment * SEGMENT + begin + tile, scale, shift, n, RELU, CHANNELS, ADD)
             total += a * share  # not the sum: that of huge values would overflow
             index = bin_of(a, offset, not RELU)
             if SHARED:
@@ -183,13 +221,17 @@ def remember(shift, table, memory, BINS: tl.constexpr, SHARED: tl.constexpr):
 
 @triton.jit
 def map_values(
-    x, out, table, memory, offset, n, first, last,
+    x, residual, norm, out, table, memory, offset, n, first, last,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
+    CHANNELS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """What each value of some segments becomes."""
     rest = look_up(table, memory, BINS - 1, SHARED)
+    tile = tile_of(CHANNELS, BLOCK)
+    scale, shift = scales_of(norm, CHANNELS)
     for start in range(first * SEGMENT, tl.minimum(last * SEGMENT, n), BLOCK):
-        at, a = load(x, start, n, RELU, BLOCK)
+        at = start + tile
+        a = load(x, residual, at, scale, shift, n, RELU, CHANNELS, ADD)
         moved = a * rest + look_up(table, memory, bin_of(a, offset, not RELU), SHARED)
         if out.dtype.element_ty == tl.float16:  # a target may lie beyond what float16 holds
             moved = tl.where(tl.abs(a) < float("inf"), tl.minimum(tl.maximum(moved, -65504.0), 65504.0), a)

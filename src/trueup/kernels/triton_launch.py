@@ -46,6 +46,12 @@ def has_ptx(device: torch.device) -> bool:
 
 
 @functools.cache
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel can be brought to a device's processors while the one before it still runs, to wait there."""
+    return has_ptx(device) and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
 def processors(device: torch.device) -> int:
     """How many programs a device can run at once, each on a processor of its own; 1 in the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

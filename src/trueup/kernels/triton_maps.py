@@ -18,7 +18,8 @@ from torch import Tensor
 
 from trueup.kernels.norm import Norm
 from trueup.kernels.triton_launch import Launch, aligned
-from trueup.kernels.triton_strips import coefficients, part_of, pivot_of, scale_of, sums_of, tell, write_segment
+from trueup.kernels.triton_norm import scale_of
+from trueup.kernels.triton_strips import coefficients, part_of, pivot_of, sums_of, tell, write_segment
 
 ROWS = 28  # of a segment, at most; but a map of twice as many in one strip is one segment
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last

@@ -116,7 +116,9 @@ def _whole(
     least, most = _range(x, n, 0, n, BLOCK)
     offset = _offset(least, most)
     memory = memory_of(BINS, SHARED)
-    counted = count(x, sums, counts, memory, offset, n, 0, segments, False, BINS, BLOCK, SEGMENT, SHARED)
+    counted = count(
+        x, None, None, sums, counts, memory, offset, n, 0, segments, False, BINS, BLOCK, SEGMENT, SHARED, 0, False
+    )
     finite = tl.abs(mean_of(sums, segments, SEGMENTS)) < float("inf")
     _read(
         levels, out + row * m, counted, counts, memory, least, most, finite, offset, n, m, segments,
@@ -147,8 +149,8 @@ def _count_parts(
     counts += (row * parts + part) * BINS
     least, most = _range_of_parts(sums + tl.num_programs(1) * segments + row * 2 * parts, parts, PARTS)
     counted = count(
-        x + row * n, sums + row * segments, counts, memory_of(BINS, SHARED), _offset(least, most), n,
-        part * each, tl.minimum((part + 1) * each, segments), False, BINS, BLOCK, SEGMENT, SHARED,
+        x + row * n, None, None, sums + row * segments, counts, memory_of(BINS, SHARED), _offset(least, most), n,
+        part * each, tl.minimum((part + 1) * each, segments), False, BINS, BLOCK, SEGMENT, SHARED, 0, False,
     )  # fmt: skip
     if SHARED:
         tl.store(counts + tl.arange(0, BINS), counted)
@@ -180,7 +182,8 @@ def _range(x, n, first, last, BLOCK: tl.constexpr):
     low = tl.full([BLOCK], float("inf"), tl.float32)
     high = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(first, last, BLOCK):
-        at, a = load(x, start, n, False, BLOCK)
+        at = start + tl.arange(0, BLOCK)
+        a = load(x, None, at, 1.0, 0.0, n, False, 0, False)
         low = tl.minimum(low, tl.where(at < n, a, float("inf")))
         high = tl.maximum(high, tl.where(at < n, a, float("-inf")))
     return tl.min(low), tl.max(high)
