@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 import trueup
 from architectures import images, make
@@ -60,3 +61,20 @@ def test_with_a_choice_of_activations_it_is_the_papers(resnet, select):
 )
 def test_with_a_choice_that_has_norms_it_is_evidence_there(resnet, select):
     assert answers(*resnet, select=select).equal(answers(*resnet, EVIDENCE, select=select))
+
+
+def test_the_strength_is_that_of_the_norm():
+    norms = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3), nn.SyncBatchNorm(8)),
+    )
+    targets = trueup.calibrate(norms.eval(), images(48).split(24))
+
+    def strengths(rule):
+        return {module.name: module.strength for module in trueup.correct(norms, targets, rule).placed}
+
+    assert strengths(None) == {"1": 0.05, "4": 0.02, "7": 0.05}
+    assert strengths(trueup.Evidence(strength=0.03)) == {"1": 0.03, "4": 0.03, "7": 0.03}
+    apart = trueup.correct(norms, targets, select=lambda site: site.name == "4")
+    same = trueup.correct(norms, targets, trueup.Evidence(strength=0.02), select=lambda site: site.name == "4")
+    assert apart(images(4) - 1).equal(same(images(4) - 1))

@@ -103,12 +103,13 @@ def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
         assert len(site.sample) == min(24, keep[1])
     for one, other in zip(merged.fitted_gate, whole.fitted_gate, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
-    rule = trueup.Evidence(strength=0.05)
     for name, site in whole.channels.items():
         assert len(site.sample) == min(24, keep[0])
         torch.testing.assert_close(merged.channels[name].total, site.total, atol=1e-12, rtol=1e-12)
         assert merged.channels[name].sample.equal(site.sample)
-        torch.testing.assert_close(merged.channels[name].reference(rule), site.reference(rule), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            merged.channels[name].reference(0.05, bands=True), site.reference(0.05, bands=True), rtol=1e-9, atol=1e-12
+        )
 
 
 def _late_norms(site):
@@ -217,8 +218,8 @@ def test_small_maps_have_no_bands(size, bands):
     model = make("mobilenet")
     site = trueup.calibrate(model, [images(12, size)]).channels["stem.1"]
     assert site.bands is bands
-    assert site.reference(trueup.Evidence()).shape == (4, 3 if bands else 2, 8)
-    assert site.reference(trueup.Evidence(bands=False)).shape == (4, 2, 8)
+    assert site.reference(0.02, bands=True).shape == (4, 3 if bands else 2, 8)
+    assert site.reference(0.02, bands=False).shape == (4, 2, 8)
     # Maps of other sizes are taken as those of calibration were.
     robust = trueup.correct(model, trueup.calibrate(model, [images(12, size)]), trueup.Evidence())
     assert robust(images(2, 14)).shape == robust(images(2, 40)).shape == (2, 10)
@@ -236,7 +237,7 @@ def test_the_strength_is_what_clean_images_lose_if_all_are_open():
     model, x = make("mobilenet"), images(200)
     targets = trueup.calibrate(model, x.split(50))
     for strength in (0.01, 0.1):
-        usual = targets.channels["stem.1"].reference(trueup.Evidence(strength=strength))
+        usual = targets.channels["stem.1"].reference(strength, bands=True)
         moments = trueup.channels.moments(first_norm(model, x), bands=True)[:, [0, 2, 3]].double()
         before = trueup.channels.statistics(moments, usual[3])
         lost = trueup.channels.shifts(before, usual).square().mean(0) / before.var(0, correction=0)

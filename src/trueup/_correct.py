@@ -251,8 +251,9 @@ class _Realign(_AtSite):
 
     def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence) -> None:
         super().__init__()
-        self.name, self.rule, self.channels = site.name, rule, site.channels
-        self.register_buffer("reference", statistics.reference(rule), persistent=False)
+        self.name, self.channels = site.name, site.channels
+        self.changes, self.strength = rule.changes, rule.strength_after(site.activation)
+        self.register_buffer("reference", statistics.reference(self.strength, bands=rule.bands), persistent=False)
 
     def forward(
         self,
@@ -267,7 +268,7 @@ class _Realign(_AtSite):
         relu, before = activation == "relu", None
         if norm is not None and (before := norm_of(norm)) is None:  # it is another than when this was built
             a = norm(a)
-        if self.rule.changes:
+        if self.changes:
             # What is added may also be a number, or another tensor than the kernel can add.
             along = residual.movedim(self.channels, 1) if kernels.alike(a, residual) else None
             whole = residual is None or along is not None
@@ -284,4 +285,4 @@ class _Realign(_AtSite):
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
         bands = ", bands" if self.reference.shape[1] == 3 else ""
-        return f"{self.name!r}, strength={self.rule.strength:.3g}{bands}"
+        return f"{self.name!r}, strength={self.strength:.3g}{bands}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+AFTER_BATCH_NORM, AFTER_OTHERS = 0.05, 0.02  # the default strengths
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -18,7 +20,9 @@ class Evidence:
     `strength` is how far a channel goes. What is moved are its mean and the logarithm of its standard deviation
     over one image's map; a statistic that lies `z` of its clean spreads from its clean mean goes the share z² / (z²
     + κ) of the way. κ is chosen for each channel and statistic on its own: on clean images, the correction takes
-    away this share of the statistic's variance. 0 changes nothing; 1 moves every statistic all the way.
+    away this share of the statistic's variance. 0 changes nothing; 1 moves every statistic all the way. None, the
+    default, is 0.05 after a batch norm, which measures every image by the statistics of training, and 0.02 after
+    others, which measure an image by its own: they have taken out part of a shift already.
 
     `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean
     images that are as unusual as this one, the image's openness is g = log(20 α / p) / log 20, between 0 and 1.
@@ -37,11 +41,11 @@ class Evidence:
     calibration, and what is no map of two dimensions, have one deviation in any case.
 
     >>> Evidence(budget=0.02)
-    Evidence(budget=0.02, strength=0.03, bands=True, passes=2)
+    Evidence(budget=0.02, strength=None, bands=True, passes=2)
     """
 
     budget: float = 0.005
-    strength: float = 0.03
+    strength: float | None = None
     bands: bool = True
     passes: Literal[1, 2] = 2
 
@@ -51,6 +55,8 @@ class Evidence:
             ("strength", "the share of clean variance that may be lost", "0.02 is careful, 0.05 strong"),
         ):
             value = getattr(self, name)
+            if name == "strength" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"Evidence({name}={value!r}): {meaning} lies between 0 and 1; {advice}")
         if not isinstance(self.bands, bool):
@@ -58,10 +64,16 @@ class Evidence:
         if type(self.passes) is not int or self.passes not in (1, 2):
             raise ValueError(f"Evidence(passes={self.passes!r}): want 1, which is cheaper, or 2, which is better")
 
+    def strength_after(self, norm: str) -> float:
+        """The strength after a kind of norm, such as "batch_norm", as sites call it."""
+        if self.strength is not None:
+            return self.strength
+        return AFTER_BATCH_NORM if norm == "batch_norm" else AFTER_OTHERS
+
     @property
     def changes(self) -> bool:
         """Whether it changes anything."""
-        return self.strength > 0 and (self.budget > 0 or self.passes == 2)
+        return self.strength != 0 and (self.budget > 0 or self.passes == 2)
 
     @property
     def gated(self) -> bool:

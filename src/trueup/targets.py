@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from trueup import channels, functional, kernels
 from trueup.atomic import write_atomically
-from trueup.evidence import Evidence
 from trueup.fingerprint import Fingerprint
 from trueup.gate import Gate, features, fit
 
@@ -127,11 +126,11 @@ class ChannelTarget:
         """Whether the deviations of both bands are known."""
         return len(self.total) > 2
 
-    def reference(self, rule: Evidence) -> Tensor:
+    def reference(self, strength: float, *, bands: bool) -> Tensor:
         """What is usual `(4, 2, channels)`, or `(4, 3, channels)` with bands: see `trueup.channels`. float64."""
-        rows = self._rows(bands=rule.bands)
+        rows = self._rows(bands=bands)
         floor = self._floor(rows)
-        return channels.reference_of(self._statistics(rows, floor), floor, strength=rule.strength)
+        return channels.reference_of(self._statistics(rows, floor), floor, strength=strength)
 
     def evidence(self, a: Tensor) -> Tensor:
         """The mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""

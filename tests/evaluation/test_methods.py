@@ -184,6 +184,8 @@ def test_a_name_is_what_it_is_parsed_from(text):
 
 def test_one_method_has_one_name():
     assert parse_method("evidence:budget=0.005,passes=2").name == "evidence"
+    assert parse_method("evidence:strength=None").name == "evidence"
+    assert Realign(strength=1).name == parse_method("evidence:strength=1").name == "evidence:strength=1.0"
     assert parse_method("evidence:budget=0.02,passes=1").name == "evidence:budget=0.02,passes=1"
     assert Mixed(16.0).name == Mixed(16).name == parse_method("bn-mix:prior=16.0").name
     assert Correct(lambda1=1, lambda2=0.2).name == Correct(lambda1=1.0, lambda2=0.2).name

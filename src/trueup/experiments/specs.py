@@ -34,11 +34,14 @@ ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
 
 RULES = (
     Realign(),
+    Realign(strength=0.03),
     Realign(budget=0.01, strength=0.05),
-    Realign(budget=0.01, passes=1),
+    Realign(budget=0.01, strength=0.03, passes=1),
     Realign(budget=1.0, strength=0.01),
 )
-"""The settings of our own rule that are reported: the default, a stronger one, and two that take one pass."""
+"""The settings of our own rule that are reported: the default, one strength for all norms, a stronger one, and two that
+take one pass.
+"""
 
 MIXING = (Mixed(4), Mixed(8), Mixed(16))
 """The settings of BN mixing that are reported: from the strongest to one that costs nothing on clean images."""

@@ -28,17 +28,17 @@ from trueup.kernels.triton_histogram import (
     mean_of,
     memory_of,
     offset_exponent,
-    overlap,
     remember,
     tabulate,
 )
-from trueup.kernels.triton_launch import Launch, aligned, has_ptx, overlaps, processors
+from trueup.kernels.triton_launch import Launch, aligned, has_ptx, overlap, overlaps, processors
 
 WHOLE = 131072  # a row up to this length may be the work of one program
 PARTS = 32  # at most: their counts have to be added
-PROGRAMS_PER_PROCESSOR = 4
-SLICES = 4  # in which a row's table is made
-REGISTERS = 64  # a thread, where the table is made beside the passes, which want many threads
+PROGRAMS_PER_PROCESSOR = 8
+SLICES = {True: 16, False: 4}  # in which a row's table is made: where rows are few, and where not
+# Of a thread, at most: fewer make room for more threads, more let a thread wait for more of its loads at once.
+WHOLE_REGISTERS, COUNT_REGISTERS, MAP_REGISTERS = 96, 64, 48
 
 
 def correct_rows(
@@ -131,26 +131,27 @@ def _plan(
     each = -(-segments // min(parts, segments, PARTS))
     parts = -(-segments // each)
     bins = BINS if relu else 2 * BINS
-    early = overlaps(device)
+    early = overlaps(device, parts * rows)
     passes = (relu, bins, BLOCK, SEGMENT, shared, *first, early)
     options = {"num_warps": WARPS, **({"launch_pdl": True} if early else {})}
     rule = (keep, sparse, 1 << (segments - 1).bit_length())
     bits = (m - 2).bit_length()
+    slices = SLICES[rows * SLICES[True] <= processors(device)]
     return _Plan(
         parts,
         each,
         segments,
         bins,
         shared,
-        Launch(_correct_whole, (rows, 1, 1), (*passes, *rule, 2, bits), maxnreg=REGISTERS, **options),
-        Launch(_count_parts, (parts, rows, 1), passes, **options),
+        Launch(_correct_whole, (rows, 1, 1), (*passes, *rule, 2, bits), maxnreg=WHOLE_REGISTERS, **options),
+        Launch(_count_parts, (parts, rows, 1), passes, maxnreg=COUNT_REGISTERS, **options),
         Launch(
             _tabulate_rows,
-            (SLICES, rows, 1),
-            (relu, bins, bins // SLICES, SEGMENT, early, *rule, 4, -(-bits // 2)),
+            (slices, rows, 1),
+            (relu, bins, bins // slices, SEGMENT, early, *rule, 4, -(-bits // 2)),
             **options,
         ),
-        Launch(_map_parts, (parts, rows, 1), passes, **options),
+        Launch(_map_parts, (parts, rows, 1), passes, maxnreg=MAP_REGISTERS, **options),
     )
 
 

@@ -32,14 +32,6 @@ _MEMORY_4096 = tl.constexpr("{ .shared .align 16 .b8 bins[16384]; mov.u32 $0, bi
 _ADD = tl.constexpr("red.shared.add.u32 [$1], 1; mov.u32 $0, 0;")
 _PUT = tl.constexpr("st.shared.b32 [$1], $2; mov.u32 $0, 0;")
 _GET = tl.constexpr("ld.shared.b32 $0, [$1];")
-_OVERLAP = tl.constexpr("griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;")
-
-
-@triton.jit
-def overlap(EARLY: tl.constexpr):
-    """Let the next kernel come while this one runs, and wait for the one before: what it wrote is there from now on."""
-    if EARLY:
-        tl.inline_asm_elementwise(_OVERLAP, "=r,r", [0], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -6,7 +6,11 @@ import functools
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+_OVERLAP = tl.constexpr("griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;")
 
 
 class Launch:
@@ -46,12 +50,26 @@ def has_ptx(device: torch.device) -> bool:
 
 
 @functools.cache
-def overlaps(device: torch.device) -> bool:
-    """Whether a kernel can be brought to a device's processors while the one before it still runs, to wait there."""
-    return has_ptx(device) and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@functools.cache
 def processors(device: torch.device) -> int:
     """How many programs a device can run at once, each on a processor of its own; 1 in the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def overlaps(device: torch.device, programs: int) -> bool:
+    """Whether kernels of as many programs should be brought to the processors while the one before still runs.
+
+    That hides how long it takes to start them, where that is long beside the work; many would be in each other's way.
+    """
+    return has_ptx(device) and _capability(device) >= (9, 0) and programs <= processors(device)
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@triton.jit
+def overlap(EARLY: tl.constexpr):
+    """Let the next kernel come while this one runs, and wait for the one before: what it wrote is there from now on."""
+    if EARLY:
+        tl.inline_asm_elementwise(_OVERLAP, "=r,r", [0], tl.int32, is_pure=False, pack=1)

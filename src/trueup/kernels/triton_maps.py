@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trueup.kernels.norm import Norm
-from trueup.kernels.triton_launch import Launch, aligned
+from trueup.kernels.triton_launch import Launch, aligned, overlap, overlaps
 from trueup.kernels.triton_norm import scale_of
 from trueup.kernels.triton_strips import coefficients, part_of, pivot_of, sums_of, tell, write_segment
 
@@ -138,7 +138,7 @@ class _Plan(NamedTuple):
 def _plan(
     shape: _Shape,
     dtype: torch.dtype,
-    _device: torch.device,
+    device: torch.device,
     bands: bool,
     ends: tuple[bool, bool, bool, bool] | None,
     _dtypes: tuple[torch.dtype, ...],
@@ -164,13 +164,16 @@ def _plan(
     tiles = -(-channels // maps)
     if split is None:
         split = segments > 1
-    constants = (maps, pairs, -(-rows // parts), last, channels % maps == 0, bands)
+    early = overlaps(device, tiles * segments * batch)
+    constants = (maps, pairs, -(-rows // parts), last, channels % maps == 0, bands, early)
     warps = max(1, min(8, maps * pairs // (32 * each)))
     # As few registers as do without putting much aside: the more programs at once, the better they hide each other's
     # waiting for memory.
     registers = 64 + 8 * each + (0 if split else 32)
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
     options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
+    if early:
+        options["launch_pdl"] = True
     measure, rule = ends is None, ends or ()
     whole, write = (_measure_whole, _measure_segments) if measure else (_realign_whole, _realign_segments)
     return _Plan(
@@ -193,9 +196,10 @@ def _realign_whole(
     x, usual, openness, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
     channels, n, width, rows, segments, strips,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
-    NORM: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    RELU: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
+    overlap(EARLY)
     image, _only, channel = part_of(channels, 1, MAPS)
     begin = image * channels * n
     x += begin
@@ -226,9 +230,10 @@ def _realign_segments(
     x, sums, usual, openness, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
     channels, n, width, rows, segments, strips,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
-    NORM: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    RELU: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
+    overlap(EARLY)
     image, segment, channel = part_of(channels, segments, MAPS)
     begin = image * channels * n
     gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
@@ -257,8 +262,9 @@ def _realign_segments(
 def _measure_whole(
     x, found, channels, n, width, rows, segments, strips,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    overlap(EARLY)
     image, _only, channel = part_of(channels, 1, MAPS)
     x += image * channels * n
     pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
@@ -277,8 +283,9 @@ def _measure_whole(
 def _measure_segments(
     sums, found, channels, n, width, rows, segments, strips,  # noqa: ARG001
     MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
-    EVEN: tl.constexpr, BANDS: tl.constexpr,  # noqa: ARG001
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,  # noqa: ARG001
 ):  # fmt: skip
+    overlap(EARLY)
     image, _only, channel = part_of(channels, 1, MAPS)
     nothing = tl.zeros([MAPS], tl.float32)
     low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
@@ -300,8 +307,9 @@ def _measure_segments(
 def _sum_segments(
     x, sums, channels, n, width, rows, segments, strips,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, ALL: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
+    overlap(EARLY)
     image, segment, channel = part_of(channels, segments, MAPS)
     x += image * channels * n
     pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
