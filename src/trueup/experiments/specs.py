@@ -35,12 +35,12 @@ ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
 RULES = (
     Realign(),
     Realign(strength=0.03),
-    Realign(budget=0.01, strength=0.05),
     Realign(budget=0.01, strength=0.03, passes=1),
     Realign(budget=1.0, strength=0.01),
+    Realign(budget=1.0, strength=0.005),
 )
-"""The settings of our own rule that are reported: the default, one strength for all norms, a stronger one, and two that
-take one pass.
+"""The settings of our own rule that are reported: the default, one strength for all norms, and three that take one pass,
+with a gate and without.
 """
 
 MIXING = (Mixed(4), Mixed(8), Mixed(16))
