@@ -39,9 +39,7 @@ RULES = (
     Realign(budget=1.0, strength=0.01),
     Realign(budget=1.0, strength=0.005),
 )
-"""The settings of our own rule that are reported: the default, one strength for all norms, and three that take one pass,
-with a gate and without.
-"""
+"""The settings of our own rule that are reported: the default, one strength for all norms, three that take one pass."""
 
 MIXING = (Mixed(4), Mixed(8), Mixed(16))
 """The settings of BN mixing that are reported: from the strongest to one that costs nothing on clean images."""
