@@ -81,6 +81,15 @@ def overwritten_before_the_sum(self, y, x):
     return F.relu(y + r)
 
 
+class Unit(nn.Module):
+    """An activation of one's own."""
+
+    trueup_site = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(min=-0.1)
+
+
 FIRST, LAST, INTO = "value first", "residual first", "in place"
 LEADS = {
     "norm": (lambda self, y, x: self.relu(y), None, ("norm", "relu")),
@@ -92,8 +101,15 @@ LEADS = {
     "sum in place": (iadd, nn.ReLU(inplace=True), ("norm", INTO, "relu")),
     "torch.add": (lambda self, y, x: torch.add(y, self.other(x)).relu(), None, ("norm", FIRST, "relu")),
     "a number": (lambda self, y, x: F.relu(y + x.shape[1]), None, ("norm", FIRST, "relu")),
-    "to be broadcast": (lambda self, y, x: F.relu(y + self.bias), None, ("norm", FIRST, "relu")),
+    "to be broadcast": (lambda self, y, x: F.relu(y + x[:, :1, 2:, 2:]), None, ("norm", FIRST, "relu")),
+    "the same for all images": (lambda self, y, x: F.relu(y + self.bias), None, ("relu",)),
     "double": (lambda self, y, x: F.relu(y + self.other(x).double()).float(), None, ("norm", FIRST, "relu")),
+    "in place, double": (lambda self, y, x: y.add_(self.other(x).double()).relu_(), None, ("norm", INTO, "relu")),
+    "another layout": (
+        lambda self, y, x: F.relu(self.other(x).to(memory_format=torch.channels_last) + y),
+        None,
+        ("norm", LAST, "relu"),
+    ),
     "an overwritten residual": (overwritten_residual, None, ("norm", FIRST, "relu")),
     "overwritten before the sum": (overwritten_before_the_sum, None, (FIRST, "relu")),
     "sum in place into the other": (iadd_to_the_other, None, ("relu",)),
@@ -104,6 +120,10 @@ LEADS = {
     "a norm that is read beside": (lambda self, y, x: F.relu(y) + y, None, ("relu",)),
     "a sum with itself": (lambda self, y, x: F.relu(y + y), None, ("relu",)),
     "another activation": (lambda self, y, x: self.relu(y), nn.ReLU6(), ()),
+    "another, then a sum": (lambda self, y, x: F.silu(y) + self.other(x), None, ()),
+    "another, then a sum and a view": (lambda self, y, x: (F.gelu(y) + self.other(x)).flatten(2)[..., None], None, ()),
+    "a relu, then a sum": (lambda self, y, x: F.relu(y) + self.other(x), None, ("norm", "relu")),
+    "a unit of one's own, then a sum": (lambda self, y, x: self.relu(y) + self.other(x), Unit(), ()),
     "a view in between": (lambda self, y, x: y.flatten(2).relu().view(y.shape), None, ("relu",)),
 }
 
@@ -193,6 +213,18 @@ def test_hooks_still_run(on):
     robust = trueup.correct(model, targets, PAPER)
     assert led(robust) == {"relu": ("relu",) if on == "bn" else ()}
     assert calls == [on]
+
+
+@pytest.mark.usefixtures("norms_are_folded")
+@pytest.mark.parametrize("which", ["leaky_relu", "relu", "add"])
+def test_what_follows_another_site_is_not_done_before_it(which):
+    model = Block(lambda self, y, x: F.relu(torch.add(F.leaky_relu(y), self.other(x)))).eval()
+    options = {"activations": (torch.add,)}
+    targets = trueup.calibrate(model, [images(24)], **options)
+    robust = trueup.correct(model, targets, PAPER, select=lambda site: site.name == which, **options)
+    assert led(robust) == {which: ("relu",) if which == "relu" else ()}
+    with torch.no_grad():
+        assert robust(dark()).equal(apart(robust)(dark()))
 
 
 def test_a_sum_that_is_itself_a_site_stays():

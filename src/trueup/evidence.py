@@ -21,8 +21,8 @@ class Evidence:
     over one image's map; a statistic that lies `z` of its clean spreads from its clean mean goes the share z² / (z²
     + κ) of the way. κ is chosen for each channel and statistic on its own: on clean images, the correction takes
     away this share of the statistic's variance. 0 changes nothing; 1 moves every statistic all the way. None, the
-    default, is 0.05 after a batch norm, which measures every image by the statistics of training, and 0.02 after
-    others, which measure an image by its own: they have taken out part of a shift already.
+    default, goes by the kind of norm: 0.05 after a batch norm, and 0.02 after others. Most of these measure an image by
+    its own statistics, not by those of training, and so have taken out part of a shift already.
 
     `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean
     images that are as unusual as this one, the image's openness is g = log(20 α / p) / log 20, between 0 and 1.
@@ -52,7 +52,11 @@ class Evidence:
     def __post_init__(self) -> None:
         for name, meaning, advice in (
             ("budget", "the share of clean images that may count as unusual", "0.002 is careful, 0.01 bold"),
-            ("strength", "the share of clean variance that may be lost", "0.02 is careful, 0.05 strong"),
+            (
+                "strength",
+                "the share of clean variance that may be lost",
+                "0.02 is careful, 0.05 strong, None goes by the kind of norm",
+            ),
         ):
             value = getattr(self, name)
             if name == "strength" and value is None:

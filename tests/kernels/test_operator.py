@@ -8,8 +8,10 @@ import sys
 import pytest
 import torch
 
+from kernels.backends import INTERPRETED
 from trueup import Correction, functional
-from trueup.kernels import correct, curve_of, has_histogram
+from trueup.kernels import Norm, correct, correct_after_norm, curve_of, follows_norm, has_histogram, operator
+from trueup.kernels.layout import has_channels_last, stays_as_it_lies
 
 TARGET = torch.linspace(-0.5, 4, 33).sort().values
 CURVE = curve_of(TARGET)
@@ -132,3 +134,70 @@ class TestTorch:
         code = "import sys, trueup; print('numba' in sys.modules, 'triton' in sys.modules)"
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert run.stdout.split()[0] == "False"
+
+
+def norm_of_channels(channels, device="cpu"):
+    some = torch.rand(channels, generator=torch.Generator().manual_seed(channels)).to(device) + 0.5
+    return Norm(some - 1, some, some.flip(0) - 0.7, 1 - some, 1e-3)
+
+
+def with_channels_last():
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((3, 64), (2, 16, 5, 7), (1, 16, 9, 1), (2, 32, 1, 1), (2, 16, 3, 4, 5)):
+        x = torch.randn(shape[0], *shape[2:], shape[1], generator=generator)
+        yield x.movedim(-1, 1)
+
+
+class TestAfterNorm:
+    def test_the_operator_keeps_torchs_rules(self):
+        for x in with_channels_last():
+            for residual in (None, x * 2):
+                arguments = (x, *norm_of_channels(x.shape[1]), residual, CURVE, 0.8, True, True)
+                torch.library.opcheck(torch.ops.trueup.correct_after_norm.default, arguments)
+
+    @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+    def test_triton_does_what_torch_does_in_steps(self):
+        from trueup.kernels import triton
+
+        for x in with_channels_last():
+            for residual in (None, x.flip(0)):
+                arguments = (x, *norm_of_channels(x.shape[1]), residual, CURVE, 0.8, True, True)
+                found = operator._correct_after_norm(triton.correct_rows, *arguments)
+                assert found.stride() == x.stride()
+                torch.testing.assert_close(found, operator._after_norm_anywhere(*arguments), atol=1e-2, rtol=1e-6)
+            empty = x[:0]
+            arguments = (empty, *norm_of_channels(x.shape[1]), None, CURVE, 0.8, True, True)
+            assert operator._correct_after_norm(triton.correct_rows, *arguments).shape == empty.shape
+
+    @pytest.mark.parametrize("images", [1, 2])
+    def test_a_layout_counts_as_channels_last_for_one_image_as_for_more(self, images):
+        maps = torch.randn(images, 16, 8, 6)
+        last = maps.to(memory_format=torch.channels_last)
+        for a, wanted in ((last, (True, True)), (maps, (False, True)), (last[:, :, ::2], (False, False))):
+            assert (has_channels_last(a), stays_as_it_lies(a)) == wanted
+        for a in (last.chunk(2, 2)[0], maps.chunk(2, 1)[0], maps.transpose(2, 3)):
+            assert not has_channels_last(a)
+            assert not stays_as_it_lies(a)
+        tokens = torch.randn(images, 10, 16)
+        assert not stays_as_it_lies(tokens.transpose(1, 2))
+        assert stays_as_it_lies(tokens)
+        assert has_channels_last(torch.randn(images, 16))
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_on_cuda_it_is_one_operator_and_does_not_depend_on_the_batch(self, dtype):
+        for x in with_channels_last():
+            x = x.cuda().to(dtype).repeat(200, *(1,) * (x.dim() - 1)).movedim(1, -1).contiguous().movedim(-1, 1)
+            norm, curve = norm_of_channels(x.shape[1], "cuda"), CURVE.cuda()
+            for residual in (None, x.flip(0).contiguous(memory_format=torch.preserve_format)):
+                assert follows_norm(x, norm, residual, KEEP)
+                found = correct_after_norm(x, norm, residual, curve, KEEP)
+                assert found.stride() == x.stride()
+                arguments = (x.float(), *norm, None if residual is None else residual.float(), curve, 0.8, True, True)
+                wanted = operator._after_norm_anywhere(*arguments)
+                torch.testing.assert_close(found.float(), wanted, atol=1e-2, rtol=torch.finfo(dtype).eps)
+                for images in (1, 3):
+                    some = None if residual is None else residual[:images].clone()
+                    assert correct_after_norm(x[:images].clone(), norm, some, curve, KEEP).equal(found[:images])
+            assert not follows_norm(x.clone().requires_grad_(), norm, None, KEEP)
+            assert not follows_norm(x, norm, 1.0, KEEP)

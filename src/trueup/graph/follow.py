@@ -59,21 +59,17 @@ def following(
     return Following(nodes, arguments)
 
 
-def leading(
-    root: nn.Module, node: fx.Node, able: Collection[str], *, kept: Collection[fx.Node] = ()
-) -> tuple[fx.Node, Following]:
-    """What a module that applies the activation of a `node` itself can do before that, and the value it begins with.
+def leading(root: nn.Module, node: fx.Node, able: Collection[str]) -> tuple[fx.Node, Following]:
+    """What a module that applies the plain activation of a `node` itself can do before that, and where that begins.
 
     Other sums than those with a batch norm would have to be read twice, and nothing be won by it.
     """
-    activation = plain_activation(root, node)
     value = node.all_input_nodes[0]
-    others = [other for other in kept if other is not node]
     for start in (value, *value.all_input_nodes):
-        follows = following(root, start, able, kept=others) if _is_norm(root, start) else Following([], {})
+        follows = following(root, start, able) if _is_norm(root, start) else Following([], {})
         if follows.nodes and follows.nodes[-1] is node:
             return start, follows
-    return value, Following([node], {"activation": activation})
+    return value, Following([node], {"activation": plain_activation(root, node)})
 
 
 def can_be_later(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
@@ -142,6 +138,8 @@ def _residual(root: nn.Module, node: fx.Node, value: fx.Node) -> tuple[fx.Node, 
         return None
     first, second = node.args
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node) or first is second:
+        return None
+    if "get_attr" in (first.op, second.op):  # what is the same for all images lies as they do if there is but one
         return None
     if first is value:
         return second, "in place" if is_in_place(root, node) else "value first"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, fx, nn
 
-from trueup.graph.follow import can_be_later, following, leading, plain_activation
+from trueup.graph.follow import Following, can_be_later, following, leading, plain_activation
 from trueup.graph.rewire import absorb, blend, fold, insert_after, read, run_ahead
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import Place, trace
@@ -145,9 +145,11 @@ class Retrofit(nn.Module):
             number = self.sites.index(site.name)
             target, module = f"placed.{number}", self.placed[number]
             able = () if aliased else getattr(module, "absorbs", ())
-            start, follows = node, following(self, node, able, beside=looks, kept=kept)
-            if not given and plain_activation(self, node) in able:
-                start, follows = leading(self, node, able, kept=kept)
+            start, follows = node, Following([], {})
+            if site.kind == "norm":
+                follows = following(self, node, able, beside=looks, kept=kept)
+            elif not given and plain_activation(self, node) in able:
+                start, follows = leading(self, node, able)
             if follows.nodes:
                 call = absorb(graph, start, target, *given, follows=follows)
             else:

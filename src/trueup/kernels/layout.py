@@ -29,3 +29,18 @@ def alike(a: Tensor, b: object) -> bool:
     if not isinstance(b, Tensor):
         return False
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
+
+
+def has_channels_last(a: Tensor) -> bool:
+    """Whether these are vectors, or maps in torch's layout of that name, one image after the other without gaps."""
+    return a.dim() in (2, 4, 5) and a.movedim(1, -1).is_contiguous() and _without_gaps(a)
+
+
+def stays_as_it_lies(a: Tensor) -> bool:
+    """Whether torch's batch norm gives back a tensor that lies as this one; the same for one image as for more."""
+    return has_channels_last(a) or (a.is_contiguous() and _without_gaps(a))
+
+
+def _without_gaps(a: Tensor) -> bool:
+    # Where there is but one image, torch does not ask how far it is to the next.
+    return a.stride(0) * a.shape[0] == a.numel()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trueup.correction import Correction
 from trueup.kernels import plain
-from trueup.kernels.layout import alike, as_rows, in_memory_order
+from trueup.kernels.layout import alike, as_rows, has_channels_last, in_memory_order
 from trueup.kernels.norm import Norm
 
 _Rows = Callable[..., Tensor]
@@ -65,9 +65,9 @@ def correct_after_norm(a: Tensor, norm: Norm, residual: Tensor | None, curve: Te
 
 
 def follows_norm(a: Tensor, norm: Norm, residual: Any, correction: Correction) -> bool:
-    """Whether `correct_after_norm` does it: on CUDA, in the layout channels-last, where no gradient is wanted.
+    """Whether `correct_after_norm` does it: on CUDA, with the channels last in memory, where no gradient is wanted.
 
-    A residual must lie as `a` does. Channels must be a power of two, neither few nor very many.
+    A residual must lie as `a` does. Channels must be a power of two from 16 to 4096.
     """
     return (
         _takes_norms(a)
@@ -80,8 +80,7 @@ def follows_norm(a: Tensor, norm: Norm, residual: Any, correction: Correction) -
 
 
 def _takes_norms(a: Tensor) -> bool:
-    last = a.dim() > 1 and a.movedim(1, -1).is_contiguous()
-    return _HAS_TRITON and a.is_cuda and last and a.shape[1] in _CHANNELS
+    return _HAS_TRITON and a.is_cuda and has_channels_last(a) and a.shape[1] in _CHANNELS
 
 
 def _correct(rows: _Rows, x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
@@ -93,6 +92,16 @@ def _correct(rows: _Rows, x: Tensor, curve: Tensor, step: float, keep: bool, spa
         return out.as_strided(x.shape, x.stride())
     out = rows(x.reshape(x.shape[0], -1), curve, step, keep=keep, sparse=sparse, relu=relu)
     return torch.empty_like(x).copy_(out.view(x.shape))
+
+
+def _correct_after_norm(rows: _Rows, x: Tensor, *arguments: Any) -> Tensor:
+    """The same after a norm, from the function of a backend that applies it."""
+    residual, curve, step, keep, sparse = arguments[5:]
+    if x.numel() == 0:
+        return x.clone()
+    more = None if residual is None else as_rows(residual)
+    out = rows(as_rows(x), curve, step, keep=keep, sparse=sparse, relu=True, norm=Norm(*arguments[:5]), residual=more)
+    return out.as_strided(x.shape, x.stride())
 
 
 @functools.cache
@@ -125,17 +134,11 @@ def _on_cuda(x: Tensor, *arguments: Any) -> Tensor:
 def _after_norm_on_cuda(x: Tensor, *arguments: Any) -> Tensor:
     from trueup.kernels import triton
 
-    residual, curve, step, keep, sparse = arguments[5:]
-    flat = as_rows(x)
-    more = None if residual is None else as_rows(residual)
     with torch.cuda.device(x.device):
-        out = triton.correct_rows(
-            flat, curve, step, keep=keep, sparse=sparse, relu=True, norm=Norm(*arguments[:5]), residual=more
-        )
-    return out.as_strided(x.shape, x.stride())
+        return _correct_after_norm(triton.correct_rows, x, *arguments)
 
 
-def _after_norm(x: Tensor, *arguments: Any) -> Tensor:
+def _after_norm_anywhere(x: Tensor, *arguments: Any) -> Tensor:
     """In steps, by torch."""
     residual, *rule = arguments[5:]
     a = Norm(*arguments[:5])(x)
@@ -181,7 +184,7 @@ _library.impl("correct", _on_cpu, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("correct", _on_cuda, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("correct", _anywhere, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _library.impl("correct_after_norm", _after_norm_on_cuda, "CUDA")  # type: ignore[no-untyped-call]
-_library.impl("correct_after_norm", _after_norm, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("correct_after_norm", _after_norm_anywhere, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("trueup::correct", _shape_only, lib=_library)
 torch.library.register_fake("trueup::correct_after_norm", _shape_only, lib=_library)
 torch.library.register_autograd("trueup::correct", _backward, setup_context=_remember, lib=_library)
