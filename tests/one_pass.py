@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
@@ -15,6 +16,7 @@ BOTH = trueup.Evidence(budget=1, strength=0.2)
 HEDGED = trueup.Evidence(budget=0.05, strength=0.2)
 PASSING = trueup.Evidence(budget=0.05, strength=0.2, passes=1)
 NOTHING = trueup.Evidence(strength=0)
+FIRST, LAST, INTO = "value first", "residual first", "in place"  # of a norm and what is added to it
 every = pytest.mark.parametrize("rule", [BOTH, HEDGED, PASSING, NOTHING], ids=["both", "hedged", "passing", "nothing"])
 
 
@@ -52,3 +54,33 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.follow(self, self.bn(self.conv(x)), x))
+
+
+# What a model may do with the norm of its first branch, `y`, and its input `x`.
+
+
+def iadd(self, y, x):
+    y += self.other(x)
+    return self.relu(y)
+
+
+def iadd_to_the_other(self, y, x):
+    r = self.other(x)
+    r += y
+    return self.relu(r)
+
+
+def sum_is_read(self, y, x):
+    z = y + self.other(x)
+    return F.relu(z) + z
+
+
+def norm_is_read(self, y, x):
+    return F.relu(y + self.other(x)) + y
+
+
+def residual_is_overwritten(self, y, x):
+    r = self.other(x)
+    z = y + r
+    r.mul_(3)
+    return F.relu(z) + r

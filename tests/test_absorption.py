@@ -12,7 +12,26 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images, make
-from one_pass import BOTH, HEDGED, NOTHING, PASSING, Block, apart, calibrated, corrected, dark, every
+from one_pass import (
+    BOTH,
+    FIRST,
+    HEDGED,
+    INTO,
+    LAST,
+    NOTHING,
+    PASSING,
+    Block,
+    apart,
+    calibrated,
+    corrected,
+    dark,
+    every,
+    iadd,
+    iadd_to_the_other,
+    norm_is_read,
+    residual_is_overwritten,
+    sum_is_read,
+)
 from trueup.graph import Reader, Retrofit
 
 
@@ -47,29 +66,9 @@ def residual_first(self, y, x):
     return F.relu(before + y)
 
 
-def iadd(self, y, x):
-    y += self.other(x)
-    return self.relu(y)
-
-
-def iadd_to_the_other(self, y, x):
-    r = self.other(x)
-    r += y
-    return self.relu(r)
-
-
-def sum_is_read(self, y, x):
-    z = y + self.other(x)
-    return F.relu(z) + z
-
-
 def sum_is_read_after_a_relu_in_place(self, y, x):
     z = y + self.other(x)
     return z.relu_() + z
-
-
-def norm_is_read(self, y, x):
-    return F.relu(y + self.other(x)) + y
 
 
 def relu_and_norm_are_read(self, y, x):
@@ -80,18 +79,10 @@ def twice_a_relu(self, y, x):
     return self.relu(y) - self.relu(-y)
 
 
-def residual_is_overwritten(self, y, x):
-    r = self.other(x)
-    z = y + r
-    r.mul_(3)
-    return F.relu(z) + r
-
-
 def sum_with_itself(self, y, x):
     return F.relu(y + y)
 
 
-FIRST, LAST, INTO = "value first", "residual first", "in place"
 FOLLOWS = {
     "relu": (lambda self, y, x: self.relu(y), None, ("relu",)),
     "relu, in place": (lambda self, y, x: self.relu(y), nn.ReLU(inplace=True), ("relu",)),

@@ -12,7 +12,19 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images, make
-from one_pass import Block, apart, dark
+from one_pass import (
+    FIRST,
+    INTO,
+    LAST,
+    Block,
+    apart,
+    dark,
+    iadd,
+    iadd_to_the_other,
+    norm_is_read,
+    residual_is_overwritten,
+    sum_is_read,
+)
 
 PAPER = trueup.Correction(1, 0.2)
 SORT = trueup.Correction(1, 0.2, method="sort")
@@ -48,33 +60,6 @@ def led(robust):
     return seen
 
 
-def iadd(self, y, x):
-    y += self.other(x)
-    return self.relu(y)
-
-
-def iadd_to_the_other(self, y, x):
-    r = self.other(x)
-    r += y
-    return self.relu(r)
-
-
-def sum_is_read(self, y, x):
-    z = y + self.other(x)
-    return F.relu(z) + z
-
-
-def norm_is_read(self, y, x):
-    return F.relu(y + self.other(x)) + y
-
-
-def overwritten_residual(self, y, x):
-    r = self.other(x)
-    z = y + r
-    r.mul_(3)
-    return F.relu(z) + r
-
-
 def overwritten_before_the_sum(self, y, x):
     r = self.other(x)
     r.mul_(3)
@@ -90,7 +75,6 @@ class Unit(nn.Module):
         return x.clamp(min=-0.1)
 
 
-FIRST, LAST, INTO = "value first", "residual first", "in place"
 LEADS = {
     "norm": (lambda self, y, x: self.relu(y), None, ("norm", "relu")),
     "norm, in place": (lambda self, y, x: self.relu(y), nn.ReLU(inplace=True), ("norm", "relu")),
@@ -110,7 +94,7 @@ LEADS = {
         None,
         ("norm", LAST, "relu"),
     ),
-    "an overwritten residual": (overwritten_residual, None, ("norm", FIRST, "relu")),
+    "an overwritten residual": (residual_is_overwritten, None, ("norm", FIRST, "relu")),
     "overwritten before the sum": (overwritten_before_the_sum, None, (FIRST, "relu")),
     "sum in place into the other": (iadd_to_the_other, None, ("relu",)),
     "sum of others": (lambda self, y, x: F.relu(self.other(x) + 1) + y, None, ("relu",)),
