@@ -4,7 +4,8 @@
 
 A row a setting: the accuracy on clean test images, the share of predictions on them that it changes, and the mean
 accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The model answers once as it is and
-once for each strength; every budget is then an average of two of these answers. Rows are appended to a CSV.
+once for each strength; every budget is then an average of two of these answers. With --one-pass, it is instead the
+settings that answer once and correct every image, an unusual one by more. Rows are appended to a CSV.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 import trueup
 from trueup.cli.train import parse_seeds
-from trueup.evaluation import Benchmark, Case, Mixed, Subject, read_subjects
+from trueup.evaluation import Benchmark, Case, Mixed, Realign, Subject, read_subjects
 from trueup.evaluation.calibration import targets_of
 from trueup.evaluation.precision import measured_precision
 from trueup.evaluation.processes import ALONE
@@ -28,6 +29,10 @@ from trueup.gate import openness
 CHOSEN_ON = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 STRENGTHS = (0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
 BUDGETS = (0.0, 0.002, 0.005, 0.01, 0.02, 1.0)
+ONE_PASS = (
+    *(Realign(passes=1, least=least) for least in (0.1, 0.2, 0.3)),
+    Realign(strength=0.05, passes=1, least=0.2),
+)
 FIELDS = (
     "model",
     "seed",
@@ -53,6 +58,9 @@ def main() -> None:
     parser.add_argument("--clean", type=int, help="clean images; all if not given")
     parser.add_argument("--calibrate", type=int, help="clean images for targets; all if not given")
     parser.add_argument("--batch", type=int, default=250)
+    parser.add_argument(
+        "--one-pass", action="store_true", help="settings that answer once, not those that answer twice"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--targets", type=Path, default=Path("runs/targets"), help="where calibrations are kept")
     parser.add_argument("--out", type=Path, default=Path("results/choosing.csv"))
@@ -114,6 +122,10 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
         }
 
     own = answers(model)
+    if asked.one_pass:
+        for rule in ONE_PASS:
+            yield row(rule.name, answers(rule.prepare(model, targets)))
+        return
     yield row("uncorrected", own)
     if subject.norm == "bn":
         for method in (Mixed(4), Mixed(8), Mixed(16)):

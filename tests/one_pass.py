@@ -15,9 +15,12 @@ from architectures import images
 BOTH = trueup.Evidence(budget=1, strength=0.2)
 HEDGED = trueup.Evidence(budget=0.05, strength=0.2)
 PASSING = trueup.Evidence(budget=0.05, strength=0.2, passes=1)
+LEAST = trueup.Evidence(budget=0.05, strength=0.2, passes=1, least=0.2)
 NOTHING = trueup.Evidence(strength=0)
 FIRST, LAST, INTO = "value first", "residual first", "in place"  # of a norm and what is added to it
-every = pytest.mark.parametrize("rule", [BOTH, HEDGED, PASSING, NOTHING], ids=["both", "hedged", "passing", "nothing"])
+every = pytest.mark.parametrize(
+    "rule", [BOTH, HEDGED, PASSING, LEAST, NOTHING], ids=["both", "hedged", "passing", "least", "nothing"]
+)
 
 
 def apart(robust):

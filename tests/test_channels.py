@@ -256,6 +256,10 @@ def test_what_has_no_channels_is_refused(bad):
         ({"budget": -0.1}, r"Evidence\(budget=-0.1\): the share of clean images.*between 0 and 1; 0.002 is careful"),
         ({"strength": 1.5}, r"Evidence\(strength=1.5\): the share of clean variance.*between 0 and 1; 0.02 is careful"),
         ({"strength": "None"}, r"strength='None'"),
+        (
+            {"least": 2},
+            r"Evidence\(least=2\): what evidence counts at least, in one pass, lies between 0 and 1; 0 leaves",
+        ),
         ({"bands": 1}, r"bands=1\): want True or False"),
         ({"passes": 3}, r"passes=3\): want 1, which is cheaper, or 2, which is better"),
         ({"passes": True}, r"passes=True\): want 1"),

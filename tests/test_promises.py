@@ -22,12 +22,13 @@ STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
 EVIDENCE = trueup.Evidence(budget=1, strength=0.05)
 HEDGED = trueup.Evidence(budget=0.01, strength=0.05)
 IN_PASSING = trueup.Evidence(budget=0.01, strength=0.05, passes=1)
+ALL_IN_PASSING = replace(IN_PASSING, least=0.2)
 # torch rounds a convolution differently in another batch or when compiled. Where a value then falls into the next bin
 # of a histogram, it is moved by a bin's width more or less; a sort does not notice, nor do means.
 RULES = [
     (replace(STRONG, method="sort"), 1e-5),
     (replace(STRONG, method="histogram"), 1e-3),
-    *((rule, 1e-4) for rule in (EVIDENCE, HEDGED, IN_PASSING)),
+    *((rule, 1e-4) for rule in (EVIDENCE, HEDGED, IN_PASSING, ALL_IN_PASSING)),
 ]
 NORMED = ["mobilenet", "densenet", "convnext", "vit", "resnet"]  # the architectures with norms
 
@@ -35,7 +36,8 @@ NORMED = ["mobilenet", "densenet", "convnext", "vit", "resnet"]  # the architect
 def named(rule):
     if isinstance(rule, trueup.Correction):
         return rule.method
-    return "evidence" if rule.budget == 1 else "hedged" if rule.hedged else "in passing"
+    passing = "all in passing" if rule.least else "in passing"
+    return "evidence" if rule.budget == 1 else "hedged" if rule.hedged else passing
 
 
 rules = pytest.mark.parametrize(("rule", "atol"), [pytest.param(rule, atol, id=named(rule)) for rule, atol in RULES])
@@ -45,7 +47,7 @@ everywhere_and_all = pytest.mark.parametrize(
     [pytest.param(name, STRONG, id=name) for name in architectures.ALL]
     + [pytest.param(name, rule, id=f"{name}-{named(rule)}") for name in NORMED for rule in (EVIDENCE, HEDGED)],
 )
-every = pytest.mark.parametrize("rule", [STRONG, EVIDENCE, HEDGED, IN_PASSING], ids=named)
+every = pytest.mark.parametrize("rule", [STRONG, EVIDENCE, HEDGED, IN_PASSING, ALL_IN_PASSING], ids=named)
 
 
 def corrected(name, rule=STRONG):
@@ -144,6 +146,36 @@ class TestIdentity:
         assert 2 <= usual.sum() <= 12
         changed = (robust(x) != model(x)).any(dim=1)
         assert changed.equal(~usual)
+
+    @pytest.mark.parametrize("name", NORMED)
+    def test_every_image_is_corrected_in_passing_and_an_unusual_one_by_more(self, name):
+        model = make(name)
+        targets = trueup.calibrate(model, images(200).split(50))
+        x = torch.cat([images(12, seed=7), dark(4)])
+        rule = replace(ALL_IN_PASSING, budget=1e-6)  # the gate stays shut
+        least = trueup.correct(model, targets, rule)
+        assert least.sites == trueup.correct(model, targets, EVIDENCE).sites
+        assert not (least(x) == model(x)).all(dim=1).any()
+        seen = []
+        robust = trueup.correct(model, targets, ALL_IN_PASSING)
+        robust.whole.register_forward_hook(lambda _m, _i, out: seen.append(out))
+        more = (robust(x) - least(x)).abs().amax(dim=1)
+        assert (more > 0).equal(seen[0] > 0.2)
+        assert seen[0].min() == pytest.approx(0.2)
+        assert (seen[0][12:] > 0.9).all()
+
+    def test_where_it_is_not_known_how_unusual_an_image_is_evidence_counts_half(self):
+        model = make("resnet")
+        targets = trueup.calibrate(model, images(48).split(24))
+        robust, whole = (trueup.correct(model, targets, rule) for rule in (ALL_IN_PASSING, EVIDENCE))
+        early = robust.sites[: robust.sites.index(robust.reads[-1])]
+        assert early
+        for name, ours, theirs in zip(robust.sites, robust.placed, whole.placed, strict=True):
+            share = 0.5 if name in early else 1
+            torch.testing.assert_close(ours.reference[2] * share, theirs.reference[2])
+        for rule in (EVIDENCE, HEDGED):  # where it has no say
+            same = trueup.correct(model, targets, replace(rule, least=0.2))
+            assert same(dark()).equal(trueup.correct(model, targets, rule)(dark()))
 
     @pytest.mark.parametrize("name", NORMED)
     def test_a_hedged_answer_is_a_mean_of_the_models_and_the_corrected_one(self, name):

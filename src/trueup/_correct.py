@@ -91,8 +91,14 @@ def _reader(targets: Targets, rule: Evidence) -> Reader:
             "version, or of images of very different sizes; calibrate again with trueup.calibrate(model, loader), or "
             "correct every image alike with trueup.Evidence(budget=1)"
         )
-    whole = _Open(targets.fitted_gate, rule.budget)
-    return Reader(list(targets.gate), lambda site: _Look(site, targets.gate[site.name]), whole)
+    whole = _Open(targets.fitted_gate, rule.budget, rule.least if rule.passes == 1 else 0.0)
+    known = targets.channels if rule.early else {}
+    return Reader(
+        list(targets.gate),
+        lambda site: _Look(site, targets.gate[site.name]),
+        whole,
+        lambda site: _Realign(site, known[site.name], rule, rule.early) if site.name in known else None,
+    )
 
 
 def _placed(site: Site, targets: Targets, rule: Rule) -> nn.Module:
@@ -191,17 +197,21 @@ class _Look(_AtSite):
 
 
 class _Open(_AtSite):
-    """How far each image is open to correction `(batch,)`, from its features at all norms that the gate reads."""
+    """How far each image is open to correction `(batch,)`, from its features at all norms that the gate reads.
 
-    def __init__(self, gate: Gate, budget: float) -> None:
+    That is `least` at least.
+    """
+
+    def __init__(self, gate: Gate, budget: float, least: float) -> None:
         super().__init__()
-        self.budget = budget
+        self.budget, self.least = budget, least
         for name, tensor in gate._asdict().items():
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, *seen: Tensor) -> Tensor:
         gate = Gate(*(self.get_buffer(name) for name in Gate._fields))
-        return openness(gate.p_values(torch.cat(seen, dim=1)), self.budget).float()
+        g = openness(gate.p_values(torch.cat(seen, dim=1)), self.budget).float()
+        return self.least + (1 - self.least) * g if self.least else g
 
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
@@ -243,17 +253,21 @@ class _Blend(nn.Module):
 class _Realign(_AtSite):
     """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted.
 
+    Evidence counts as openness says, and by a `share` of that.
+
     The batch norm before it, and the sum and the relu that often follow, are done in the same pass.
     """
 
     absorbs = ("batch_norm", "add", "relu")
     reference: Tensor
 
-    def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence) -> None:
+    def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence, share: float = 1.0) -> None:
         super().__init__()
         self.name, self.channels = site.name, site.channels
         self.changes, self.strength = rule.changes, rule.strength_after(site.activation)
-        self.register_buffer("reference", statistics.reference(self.strength, bands=rule.bands), persistent=False)
+        reference = statistics.reference(self.strength, bands=rule.bands)
+        reference[2] /= share  # κ: a share of z² counts
+        self.register_buffer("reference", reference, persistent=False)
 
     def forward(
         self,

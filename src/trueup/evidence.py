@@ -36,22 +36,31 @@ class Evidence:
     image with p ≥ 20 α comes out as from the model itself, bit for bit (on a GPU, but for the rounding of batch
     norms). Norms before the last one that tells how unusual an image is are left as they are: cheaper, and weaker.
 
+    With `passes=1` and `least` above 0, every image is corrected, an unusual one by more: evidence counts least + (1 -
+    least) g, and half in the norms that come too early to know g.
+
     With `bands`, a map is split into its local means over 3 x 3 and the rest, and each of the two has a deviation
     of its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in
     calibration, and what is no map of two dimensions, have one deviation in any case.
 
     >>> Evidence(budget=0.02)
-    Evidence(budget=0.02, strength=None, bands=True, passes=2)
+    Evidence(budget=0.02, strength=None, bands=True, passes=2, least=0.0)
     """
 
     budget: float = 0.005
     strength: float | None = None
     bands: bool = True
     passes: Literal[1, 2] = 2
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         for name, meaning, advice in (
             ("budget", "the share of clean images that may count as unusual", "0.002 is careful, 0.01 bold"),
+            (
+                "least",
+                "what evidence counts at least, in one pass,",
+                "0 leaves usual images alone, 0.2 corrects all",
+            ),
             (
                 "strength",
                 "the share of clean variance that may be lost",
@@ -83,6 +92,11 @@ class Evidence:
     def gated(self) -> bool:
         """Whether it asks how unusual an image is."""
         return self.changes and 0 < self.budget < 1
+
+    @property
+    def early(self) -> float:
+        """What evidence counts in norms that come before it is known how unusual the image is."""
+        return 0.5 if self.least > 0 else 0.0
 
     @property
     def hedged(self) -> bool:

@@ -39,12 +39,14 @@ class Reader(NamedTuple):
     """A value made of what is at some sites, before anything placed has changed it.
 
     `look(site)` is a module that makes something of what is at one of the `sites`, which need not be selected; `whole`
-    makes the value of what all of these made, in the order of `sites`.
+    makes the value of what all of these made, in the order of `sites`. `early(site)` is what is placed at a site that
+    comes before the last of these, where the value is not known yet; None for nothing.
     """
 
     sites: Collection[str]
     look: Callable[[Site], nn.Module]
     whole: nn.Module
+    early: Callable[[Site], nn.Module | None] = lambda _: None
 
 
 class Retrofit(nn.Module):
@@ -63,7 +65,8 @@ class Retrofit(nn.Module):
     passes over, nothing is placed there, and there is no hook when this module is made.
 
     With a `reader`, every placed module is called with two values: what passes its site, and what the reader made of
-    the sites that it reads. Nothing is placed before the last of these.
+    the sites that it reads. Before the last of these, `reader.early` is placed, and called with one value; what it
+    changes is read in later sites as changed.
 
     With `blend`, the model is run twice, hooks on its leaves included: first as it is, then with what is placed, and
     the module `blend` makes one output of the two. What a `reader` made is then given to it, and not to what is placed;
@@ -91,14 +94,13 @@ class Retrofit(nn.Module):
         self.looks = nn.ModuleList()
         self.blend = blend
         chosen = [site for site, *_ in found if site.name in self.selected]
-        modules = {site.name: module for site in chosen if (module := place(site)) is not None}
+        placing = {site.name: place for site in chosen}
         if reader is not None:
             named = {site.name: site for site, *_ in found}
-            last = self._last_read(found)
+            early = self._early(found)
             self.looks.extend(reader.look(named[name]) for name in self.reads)
-            if blend is None:
-                early = [site.name for site, *_ in found[:last]]
-                modules = {name: module for name, module in modules.items() if name not in early}
+            placing |= {name: reader.early for name in placing if name in early}
+        modules = {site.name: module for site in chosen if (module := placing[site.name](site)) is not None}
         self.sites = list(modules)
         self.placed = nn.ModuleList(modules.values())
         # What was selected is remembered by name: predicates are often lambdas, which cannot be pickled.
@@ -123,6 +125,10 @@ class Retrofit(nn.Module):
             )
         return max(names.index(name) for name in self.reads)
 
+    def _early(self, found: list[Place]) -> list[str]:
+        """The sites before all is read, where what is placed is to be given that."""
+        return [site.name for site, *_ in found[: self._last_read(found)]] if self.reads and self.blend is None else []
+
     def _build(self, graph: fx.Graph, found: list[Place]) -> None:
         """Turn the graph into this module's forward, with the placed modules in it."""
         for node in graph.nodes:
@@ -137,14 +143,17 @@ class Retrofit(nn.Module):
             nodes = [places[name] for name in self.reads]
             whole, looks = read(graph, nodes if ahead is None else ahead(nodes), "looks", "whole")
             value = (whole,)
-        given = value if ahead is None else ()
-        last = found[self._last_read(found)].node if given else None  # what is placed there waits until all is read
+        last = (
+            found[self._last_read(found)].node if self.reads else None
+        )  # what is placed there waits until all is read
+        early = self._early(found)
         chosen = [place for place in found if place.site.name in self.sites]
         kept = [place.node for place in chosen]
         for site, node, aliased in chosen:
             number = self.sites.index(site.name)
             target, module = f"placed.{number}", self.placed[number]
             able = () if aliased else getattr(module, "absorbs", ())
+            given = () if ahead is not None or site.name in early else value
             start, follows = node, Following([], {})
             if site.kind == "norm":
                 follows = following(self, node, able, beside=looks, kept=kept)
@@ -153,7 +162,7 @@ class Retrofit(nn.Module):
             if follows.nodes:
                 call = absorb(graph, start, target, *given, follows=follows)
             else:
-                after = value[0] if node is last else node
+                after = value[0] if given and node is last else node
                 call = insert_after(graph, node, target, *given, aliased=aliased, after=after, beside=looks)
             if "batch_norm" in able and list(start.users) == [call] and can_be_later(self, start, call):
                 fold(graph, start, call)
