@@ -260,6 +260,7 @@ def test_what_has_no_channels_is_refused(bad):
             {"least": 2},
             r"Evidence\(least=2\): what evidence counts at least, in one pass, lies between 0 and 1; 0 leaves",
         ),
+        ({"least": 0.2}, r"Evidence\(least=0.2\): with two passes it has no say; give passes=1 too"),
         ({"bands": 1}, r"bands=1\): want True or False"),
         ({"passes": 3}, r"passes=3\): want 1, which is cheaper, or 2, which is better"),
         ({"passes": True}, r"passes=True\): want 1"),

@@ -156,6 +156,7 @@ class TestIdentity:
         least = trueup.correct(model, targets, rule)
         assert least.sites == trueup.correct(model, targets, EVIDENCE).sites
         assert not (least(x) == model(x)).all(dim=1).any()
+        assert trueup.correct(model, targets, replace(rule, budget=0))(x).equal(least(x))
         seen = []
         robust = trueup.correct(model, targets, ALL_IN_PASSING)
         robust.whole.register_forward_hook(lambda _m, _i, out: seen.append(out))
@@ -173,9 +174,8 @@ class TestIdentity:
         for name, ours, theirs in zip(robust.sites, robust.placed, whole.placed, strict=True):
             share = 0.5 if name in early else 1
             torch.testing.assert_close(ours.reference[2] * share, theirs.reference[2])
-        for rule in (EVIDENCE, HEDGED):  # where it has no say
-            same = trueup.correct(model, targets, replace(rule, least=0.2))
-            assert same(dark()).equal(trueup.correct(model, targets, rule)(dark()))
+        all_open = trueup.correct(model, targets, replace(ALL_IN_PASSING, budget=1))
+        assert all_open(dark()).equal(whole(dark()))
 
     @pytest.mark.parametrize("name", NORMED)
     def test_a_hedged_answer_is_a_mean_of_the_models_and_the_corrected_one(self, name):

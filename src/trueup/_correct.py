@@ -91,7 +91,7 @@ def _reader(targets: Targets, rule: Evidence) -> Reader:
             "version, or of images of very different sizes; calibrate again with trueup.calibrate(model, loader), or "
             "correct every image alike with trueup.Evidence(budget=1)"
         )
-    whole = _Open(targets.fitted_gate, rule.budget, rule.least if rule.passes == 1 else 0.0)
+    whole = _Open(targets.fitted_gate, rule.budget, rule.least)
     known = targets.channels if rule.early else {}
     return Reader(
         list(targets.gate),
@@ -165,7 +165,7 @@ class _Correct(_AtSite):
         activation: str | None = None,
     ) -> Tensor:
         relu, before = activation == "relu", None if norm is None else norm_of(norm)
-        if relu and before is not None and kernels.follows_norm(a, before, residual, self.correction):
+        if relu and before is not None and kernels.can_follow_norm(a, before, residual, self.correction):
             return kernels.correct_after_norm(a, before, residual, self.curve, self.correction)
         a = a if norm is None else norm(a)
         a = a if residual is None else add(a, residual, order)
@@ -197,10 +197,7 @@ class _Look(_AtSite):
 
 
 class _Open(_AtSite):
-    """How far each image is open to correction `(batch,)`, from its features at all norms that the gate reads.
-
-    That is `least` at least.
-    """
+    """How far each image is open to correction `(batch,)`, `least` or more, from its features at the gate's norms."""
 
     def __init__(self, gate: Gate, budget: float, least: float) -> None:
         super().__init__()
@@ -211,11 +208,11 @@ class _Open(_AtSite):
     def forward(self, *seen: Tensor) -> Tensor:
         gate = Gate(*(self.get_buffer(name) for name in Gate._fields))
         g = openness(gate.p_values(torch.cat(seen, dim=1)), self.budget).float()
-        return self.least + (1 - self.least) * g if self.least else g
+        return self.least + (1 - self.least) * g
 
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
-        return f"budget={self.budget:.3g}"
+        return f"budget={self.budget:.3g}" + (f", least={self.least:.3g}" if self.least else "")
 
 
 class _Blend(nn.Module):

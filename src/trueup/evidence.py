@@ -76,6 +76,8 @@ class Evidence:
             raise ValueError(f"Evidence(bands={self.bands!r}): want True or False")
         if type(self.passes) is not int or self.passes not in (1, 2):
             raise ValueError(f"Evidence(passes={self.passes!r}): want 1, which is cheaper, or 2, which is better")
+        if self.least > 0 and self.passes == 2:
+            raise ValueError(f"Evidence(least={self.least!r}): with two passes it has no say; give passes=1 too")
 
     def strength_after(self, norm: str) -> float:
         """The strength after a kind of norm, such as "batch_norm", as sites call it."""
@@ -86,12 +88,12 @@ class Evidence:
     @property
     def changes(self) -> bool:
         """Whether it changes anything."""
-        return self.strength != 0 and (self.budget > 0 or self.passes == 2)
+        return self.strength != 0 and (self.budget > 0 or self.passes == 2 or self.least > 0)
 
     @property
     def gated(self) -> bool:
         """Whether it asks how unusual an image is."""
-        return self.changes and 0 < self.budget < 1
+        return self.changes and self.budget < 1 and (self.budget > 0 or self.least > 0)
 
     @property
     def early(self) -> float:

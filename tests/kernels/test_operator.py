@@ -10,8 +10,8 @@ import torch
 
 from kernels.backends import INTERPRETED
 from trueup import Correction, functional
-from trueup.kernels import Norm, correct, correct_after_norm, curve_of, follows_norm, has_histogram, operator
-from trueup.kernels.layout import has_channels_last, stays_as_it_lies
+from trueup.kernels import Norm, can_follow_norm, correct, correct_after_norm, curve_of, has_histogram, operator
+from trueup.kernels.layout import has_channels_last, norm_keeps_layout
 
 TARGET = torch.linspace(-0.5, 4, 33).sort().values
 CURVE = curve_of(TARGET)
@@ -174,13 +174,13 @@ class TestAfterNorm:
         maps = torch.randn(images, 16, 8, 6)
         last = maps.to(memory_format=torch.channels_last)
         for a, wanted in ((last, (True, True)), (maps, (False, True)), (last[:, :, ::2], (False, False))):
-            assert (has_channels_last(a), stays_as_it_lies(a)) == wanted
+            assert (has_channels_last(a), norm_keeps_layout(a)) == wanted
         for a in (last.chunk(2, 2)[0], maps.chunk(2, 1)[0], maps.transpose(2, 3)):
             assert not has_channels_last(a)
-            assert not stays_as_it_lies(a)
+            assert not norm_keeps_layout(a)
         tokens = torch.randn(images, 10, 16)
-        assert not stays_as_it_lies(tokens.transpose(1, 2))
-        assert stays_as_it_lies(tokens)
+        assert not norm_keeps_layout(tokens.transpose(1, 2))
+        assert norm_keeps_layout(tokens)
         assert has_channels_last(torch.randn(images, 16))
 
     @pytest.mark.gpu
@@ -190,7 +190,7 @@ class TestAfterNorm:
             x = x.cuda().to(dtype).repeat(200, *(1,) * (x.dim() - 1)).movedim(1, -1).contiguous().movedim(-1, 1)
             norm, curve = norm_of_channels(x.shape[1], "cuda"), CURVE.cuda()
             for residual in (None, x.flip(0).contiguous(memory_format=torch.preserve_format)):
-                assert follows_norm(x, norm, residual, KEEP)
+                assert can_follow_norm(x, norm, residual, KEEP)
                 found = correct_after_norm(x, norm, residual, curve, KEEP)
                 assert found.stride() == x.stride()
                 arguments = (x.float(), *norm, None if residual is None else residual.float(), curve, 0.8, True, True)
@@ -199,5 +199,5 @@ class TestAfterNorm:
                 for images in (1, 3):
                     some = None if residual is None else residual[:images].clone()
                     assert correct_after_norm(x[:images].clone(), norm, some, curve, KEEP).equal(found[:images])
-            assert not follows_norm(x.clone().requires_grad_(), norm, None, KEEP)
-            assert not follows_norm(x, norm, 1.0, KEEP)
+            assert not can_follow_norm(x.clone().requires_grad_(), norm, None, KEEP)
+            assert not can_follow_norm(x, norm, 1.0, KEEP)

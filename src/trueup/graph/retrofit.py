@@ -36,7 +36,7 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
 
 
 class Reader(NamedTuple):
-    """A value made of what is at some sites, before anything placed has changed it.
+    """A value made of what is at some sites, before what is placed there has changed it.
 
     `look(site)` is a module that makes something of what is at one of the `sites`, which need not be selected; `whole`
     makes the value of what all of these made, in the order of `sites`. `early(site)` is what is placed at a site that
@@ -143,9 +143,8 @@ class Retrofit(nn.Module):
             nodes = [places[name] for name in self.reads]
             whole, looks = read(graph, nodes if ahead is None else ahead(nodes), "looks", "whole")
             value = (whole,)
-        last = (
-            found[self._last_read(found)].node if self.reads else None
-        )  # what is placed there waits until all is read
+        # What is placed where the last is read waits until that is done; what comes before does not get it.
+        last = found[self._last_read(found)].node if self.reads else None
         early = self._early(found)
         chosen = [place for place in found if place.site.name in self.sites]
         kept = [place.node for place in chosen]

@@ -14,7 +14,7 @@ One file a backend (`plain`: torch's own operators, on any device; `cpu`: numba;
 from trueup.kernels.curve import curve_of
 from trueup.kernels.layout import alike, as_rows
 from trueup.kernels.norm import Norm
-from trueup.kernels.operator import correct, correct_after_norm, follows_norm, has_histogram
+from trueup.kernels.operator import can_follow_norm, correct, correct_after_norm, has_histogram
 from trueup.kernels.quantile import quantile_rows
 from trueup.kernels.realign import moments, realign
 
@@ -22,10 +22,10 @@ __all__ = [
     "Norm",
     "alike",
     "as_rows",
+    "can_follow_norm",
     "correct",
     "correct_after_norm",
     "curve_of",
-    "follows_norm",
     "has_histogram",
     "moments",
     "quantile_rows",

@@ -36,7 +36,7 @@ def has_channels_last(a: Tensor) -> bool:
     return a.dim() in (2, 4, 5) and a.movedim(1, -1).is_contiguous() and _without_gaps(a)
 
 
-def stays_as_it_lies(a: Tensor) -> bool:
+def norm_keeps_layout(a: Tensor) -> bool:
     """Whether torch's batch norm gives back a tensor that lies as this one; the same for one image as for more."""
     return has_channels_last(a) or (a.is_contiguous() and _without_gaps(a))
 

@@ -56,7 +56,7 @@ def correct(a: Tensor, curve: Tensor, correction: Correction, *, relu: bool = Fa
 def correct_after_norm(a: Tensor, norm: Norm, residual: Tensor | None, curve: Tensor, correction: Correction) -> Tensor:
     """`correct` of the ReLU of `norm(a)`, or of that and a `residual`, without rounding in between.
 
-    `follows_norm` says where.
+    `can_follow_norm` says where.
     """
     out: Tensor = torch.ops.trueup.correct_after_norm.default(
         a, *norm, residual, curve, correction.step, correction.location == "keep", correction.sparse
@@ -64,7 +64,7 @@ def correct_after_norm(a: Tensor, norm: Norm, residual: Tensor | None, curve: Te
     return out
 
 
-def follows_norm(a: Tensor, norm: Norm, residual: Any, correction: Correction) -> bool:
+def can_follow_norm(a: Tensor, norm: Norm, residual: Any, correction: Correction) -> bool:
     """Whether `correct_after_norm` does it: on CUDA, with the channels last in memory, where no gradient is wanted.
 
     A residual must lie as `a` does. Channels must be a power of two from 16 to 4096.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trueup import channels
-from trueup.kernels.layout import alike, stays_as_it_lies
+from trueup.kernels.layout import alike, norm_keeps_layout
 from trueup.kernels.norm import Norm
 
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
@@ -81,7 +81,7 @@ def _has_kernel(a: Tensor) -> bool:
 
 
 def _takes_norms(a: Tensor) -> bool:
-    return a.is_cuda and _has_kernel(a) and stays_as_it_lies(a)
+    return a.is_cuda and _has_kernel(a) and norm_keeps_layout(a)
 
 
 def _maps(x: Tensor, bands: bool) -> Tensor:
