@@ -3,9 +3,9 @@
     python benchmarks/choosing.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0-2
 
 A row a setting: the accuracy on clean test images, the share of predictions on them that it changes, and the mean
-accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The model answers once as it is and
-once for each strength; every budget is then an average of two of these answers. With --one-pass, it is instead the
-settings that answer once and correct every image, an unusual one by more. Rows are appended to a CSV.
+accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The settings are the default, and
+others in one thing each: the fields of `Evidence`, and what is no field because there is no reason to change it (what
+evidence of means counts, and the share of the norms that is left alone, the last ones). Rows are appended to a CSV.
 """
 
 from __future__ import annotations
@@ -13,26 +13,42 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-import trueup
 from trueup.cli.train import parse_seeds
-from trueup.evaluation import Benchmark, Case, Mixed, Realign, Subject, read_subjects
+from trueup.evaluation import Benchmark, Case, Method, Mixed, Realign, Subject, Uncorrected, read_subjects
 from trueup.evaluation.calibration import targets_of
 from trueup.evaluation.precision import measured_precision
 from trueup.evaluation.processes import ALONE
-from trueup.gate import openness
 
 CHOSEN_ON = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-STRENGTHS = (0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
-BUDGETS = (0.0, 0.002, 0.005, 0.01, 0.02, 1.0)
-ONE_PASS = (
-    *(Realign(passes=1, least=least) for least in (0.1, 0.2, 0.3)),
-    Realign(strength=0.05, passes=1, least=0.2),
+METHODS: tuple[Method, ...] = (
+    Uncorrected(),
+    Mixed(4),
+    Mixed(8),
+    Mixed(16),
+    Realign(),
+    *(Realign(budget=1.0, strength=strength, base=0.03) for strength in (0.002, 0.005, 0.01)),
+    Realign(budget=1.0, strength=0.005, base=0.0),
+    *(Realign(budget=budget) for budget in (0.005, 0.02)),
+    *(Realign(strength=strength) for strength in (0.03, 0.05, 0.08)),
+    *(Realign(base=base) for base in (0.0, 0.06, 0.15)),
+    *(Realign(least=least) for least in (0.0, 0.05, 0.2)),
+    Realign(bands=False),
 )
+CONSTANTS = {
+    "means count 0.3": ("trueup.channels.OF_MEANS", 0.3),
+    "means count 1": ("trueup.channels.OF_MEANS", 1.0),
+    "all norms": ("trueup._correct.LAST", 0.0),
+    "but the last tenth": ("trueup._correct.LAST", 0.1),
+}
+"""Other constants than the rule's, by what rows call them."""
+
 FIELDS = (
     "model",
     "seed",
@@ -58,9 +74,6 @@ def main() -> None:
     parser.add_argument("--clean", type=int, help="clean images; all if not given")
     parser.add_argument("--calibrate", type=int, help="clean images for targets; all if not given")
     parser.add_argument("--batch", type=int, default=250)
-    parser.add_argument(
-        "--one-pass", action="store_true", help="settings that answer once, not those that answer twice"
-    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--targets", type=Path, default=Path("runs/targets"), help="where calibrations are kept")
     parser.add_argument("--out", type=Path, default=Path("results/choosing.csv"))
@@ -92,27 +105,29 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
     cases = [clean.open(Case("identity", 0))]
     cases += [sets[asked.images].open(Case(name, severity)) for name in CHOSEN_ON for severity in range(1, 6)]
     labels = torch.cat([case.labels for case in cases]).to(asked.device)
+    shown = [case.take(torch.arange(len(case.labels))) for case in cases]
     first = len(cases[0].labels)
 
     @torch.inference_mode()
-    def answers(network: torch.nn.Module) -> Tensor:
+    def answers(method: Method) -> Tensor:
+        network = method.prepare(model, targets)
         with measured_precision():
-            return torch.cat(
-                [
-                    network(subject.normalisation(case.take(some)))
-                    for case in cases
-                    for some in torch.arange(len(case.labels)).split(asked.batch)
-                ]
-            )
+            parts = (network(subject.normalisation(some)) for images in shown for some in images.split(asked.batch))
+            return torch.cat([logits.argmax(1) for logits in parts])
 
-    def row(rule: str, said: Tensor) -> dict[str, object]:
-        right = (said.argmax(1) == labels).float()
-        return {
+    own = answers(Uncorrected())
+    for name, method, constant in settings():
+        if not subject.takes(method):
+            continue
+        with constant:
+            said = answers(method)
+        right = (said == labels).float()
+        yield {
             "model": subject.name,
             "seed": subject.seed,
-            "rule": rule,
+            "rule": name,
             "clean": f"{100 * right[:first].mean():.2f}",
-            "changed": f"{100 * (said.argmax(1) != own.argmax(1))[:first].float().mean():.2f}",
+            "changed": f"{100 * (said != own)[:first].float().mean():.2f}",
             "chosen": f"{100 * right[first:].mean():.2f}",
             "images": asked.images,
             "calibrated": clean.calibration_count(asked.calibrate),
@@ -121,32 +136,13 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
             "device": asked.device,
         }
 
-    own = answers(model)
-    if asked.one_pass:
-        for rule in ONE_PASS:
-            yield row(rule.name, answers(rule.prepare(model, targets)))
-        return
-    yield row("uncorrected", own)
-    if subject.norm == "bn":
-        for method in (Mixed(4), Mixed(8), Mixed(16)):
-            yield row(method.name, answers(method.prepare(model, None)))  # type: ignore[arg-type]
-    read = {"select": lambda site: site.name in targets.gate}  # all that is asked of these images
-    with torch.inference_mode():
-        unusual = torch.cat(
-            [
-                trueup.measure(model, targets, subject.normalisation(case.take(some)), **read).image
-                for case in cases
-                for some in torch.arange(len(case.labels)).split(asked.batch)
-            ]
-        )
-    for strength in STRENGTHS:
-        corrected = answers(trueup.correct(model, targets, trueup.Evidence(budget=1, strength=strength)))
-        for budget in BUDGETS:
-            weight = torch.ones(len(labels), device=asked.device)
-            if budget < 1:
-                weight = (1 + openness(1 - unusual.double(), budget).to(asked.device).float()) / 2
-            said = torch.lerp(own.float(), corrected.float(), weight[:, None])
-            yield row(f"evidence:budget={budget},strength={strength}", said)
+
+def settings() -> Iterator[tuple[str, Method, AbstractContextManager[object]]]:
+    """What rows call a setting, the method, and what has to be entered for it."""
+    for method in METHODS:
+        yield method.name, method, nullcontext()
+    for name, (constant, value) in CONSTANTS.items():
+        yield f"{Realign().name}, {name}", Realign(), mock.patch(constant, value)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,11 @@ import trueup
 from architectures import images
 
 BOTH = trueup.Evidence(budget=1, strength=0.2)
-HEDGED = trueup.Evidence(budget=0.05, strength=0.2)
-PASSING = trueup.Evidence(budget=0.05, strength=0.2, passes=1)
-LEAST = trueup.Evidence(budget=0.05, strength=0.2, passes=1, least=0.2)
-NOTHING = trueup.Evidence(strength=0)
+SHUT = trueup.Evidence(budget=0.05, strength=0.2, least=0)
+LEAST = trueup.Evidence(budget=0.05, strength=0.2, least=0.2)
+NOTHING = trueup.Evidence(strength=0, base=0)
 FIRST, LAST, INTO = "value first", "residual first", "in place"  # of a norm and what is added to it
-every = pytest.mark.parametrize(
-    "rule", [BOTH, HEDGED, PASSING, LEAST, NOTHING], ids=["both", "hedged", "passing", "least", "nothing"]
-)
+every = pytest.mark.parametrize("rule", [BOTH, SHUT, LEAST, NOTHING], ids=["both", "shut", "least", "nothing"])
 
 
 def apart(robust):

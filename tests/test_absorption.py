@@ -15,11 +15,11 @@ from architectures import images, make
 from one_pass import (
     BOTH,
     FIRST,
-    HEDGED,
     INTO,
     LAST,
+    LEAST,
     NOTHING,
-    PASSING,
+    SHUT,
     Block,
     apart,
     calibrated,
@@ -159,7 +159,7 @@ def test_what_follows_is_done_in_the_same_pass_and_nothing_changes(follow, relu,
 def test_in_another_precision(follow, dtype):
     model = Block(follow).eval()
     targets = calibrated(model)
-    for rule in (BOTH, PASSING):
+    for rule in (BOTH, SHUT):
         robust, x = trueup.correct(copy.deepcopy(model).to(dtype), targets, rule), dark().to(dtype)
         assert len(absorbed(robust, x)["bn"]) == 2
         assert robust(x).equal(apart(robust)(x))
@@ -253,8 +253,8 @@ def test_of_two_norms_that_are_added_one_does_it(add, taker, order, rule):
     assert absorbed(robust, x) == {name: wanted[name] for name in robust.sites}
     assert taker in robust.sites
     assert robust(x).equal(apart(robust)(x))
-    if rule is PASSING:
-        shut = corrected(model, trueup.Evidence(1e-6, passes=1))
+    if rule is SHUT:
+        shut = corrected(model, trueup.Evidence(1e-6, least=0))
         assert absorbed(shut, x)[taker] == (order, "relu")
         assert shut(x).equal(model(x))
 
@@ -291,7 +291,7 @@ def test_gradients_are_the_same(rule):
 
 # The gate's, where the compiler chooses how its features lie.
 @pytest.mark.filterwarnings("ignore:torch.searchsorted")
-@pytest.mark.parametrize("rule", [BOTH, HEDGED, PASSING], ids=["both", "hedged", "passing"])
+@pytest.mark.parametrize("rule", [BOTH, SHUT, LEAST], ids=["both", "shut", "least"])
 def test_compiled_and_exported(rule):
     model = Downsampling(out_in_place).eval()
     robust = corrected(model, rule)

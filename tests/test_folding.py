@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 import trueup
 from architectures import make
-from one_pass import BOTH, LEAST, NOTHING, PASSING, Block, apart, calibrated, corrected, dark, every
+from one_pass import BOTH, LEAST, NOTHING, SHUT, Block, apart, calibrated, corrected, dark, every
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def nodes_of(robust):
 @every
 def test_a_batch_norm_is_done_in_the_same_pass(rule, norms_are_folded):
     robust = corrected(make("resnet"), rule)
-    reads = robust.reads if rule in (PASSING, LEAST) else []
+    reads = robust.reads if rule in (SHUT, LEAST) else []
     assert folded(robust) == [name for name in robust.sites if name not in reads]
     assert folded(apart(robust)) == []
     with torch.no_grad():

@@ -8,9 +8,8 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_structure
 
-from trueup import functional, kernels
+from trueup import channels, functional, kernels
 from trueup.correction import Correction
 from trueup.evidence import Evidence
 from trueup.gate import Gate, features, openness
@@ -18,6 +17,7 @@ from trueup.graph import Options, Order, Reader, Retrofit, Site, add, clone, fin
 from trueup.targets import ChannelTarget, SiteTarget, Targets
 
 Rule = Correction | Evidence
+LAST = 1 / 20  # of the norms, which `Evidence` leaves alone
 
 
 def correct(
@@ -28,8 +28,8 @@ def correct(
 ) -> nn.Module:
     """A module that does what `model` does, with every site corrected.
 
-    The rule is `Evidence`, which moves each channel after every norm in proportion to the evidence that it has shifted,
-    or `Correction`, the paper's, which moves the activations after every activation function towards the shape of their
+    The rule is `Evidence`, which moves each channel after a norm in proportion to the evidence that it has shifted, or
+    `Correction`, the paper's, which moves the activations after every activation function towards the shape of their
     target. Without one it is `Evidence()` where the targets hold what that needs, channels of norms and what tells
     unusual images, and `select` leaves such a norm; else `Correction()`.
 
@@ -53,21 +53,20 @@ def correct(
     wanted = targets.channels if isinstance(rule, Evidence) else targets.sites
     if not wanted:
         raise ValueError(_nothing_to_correct(model, rule))
+    moved = _moved(targets) if isinstance(rule, Evidence) else list(wanted)
     targets.check_model(model)
     reader = _reader(targets, rule) if isinstance(rule, Evidence) and rule.gated else None
-    blend = _Blend() if isinstance(rule, Evidence) and rule.hedged else None
     robust = Retrofit(
         model,
-        lambda site: _placed(site, targets, rule) if site.name in wanted else None,
+        lambda site: _placed(site, targets, rule) if site.name in moved else None,
         reader=reader,
-        blend=blend,
         **options,
     )
     targets.check_sites(model, wanted, robust.selected, selected=options.get("select") is not None)
     if not robust.sites:
         raise ValueError(
-            f"{rule} corrects norms from {robust.reads[-1]!r} on, and `select` chose none of these; with passes=2, "
-            "those before it are corrected too"
+            f"{rule} leaves the norms that `select` chose as they are: those that come before it is known how unusual "
+            "an image is, if least=0, and the last twentieth of all"
         )
     for part in (robust.placed, robust.looks, robust.whole):
         if part is not None:
@@ -77,10 +76,16 @@ def correct(
 
 def _default(model: nn.Module, targets: Targets, options: Options) -> Rule:
     """`Evidence` where there is a norm to correct and the gate knows unusual images, else the paper's rule."""
-    norms = set(targets.channels)
+    norms = set(_moved(targets))
     if options.get("select") is not None:
         norms.intersection_update(site.name for site in find(model, **options))
     return Evidence() if norms and targets.gate else Correction()
+
+
+def _moved(targets: Targets) -> list[str]:
+    """The norms that `Evidence` moves."""
+    norms = list(targets.channels)
+    return norms[: len(norms) - round(LAST * len(norms))]
 
 
 def _reader(targets: Targets, rule: Evidence) -> Reader:
@@ -92,12 +97,12 @@ def _reader(targets: Targets, rule: Evidence) -> Reader:
             "correct every image alike with trueup.Evidence(budget=1)"
         )
     whole = _Open(targets.fitted_gate, rule.budget, rule.least)
-    known = targets.channels if rule.early else {}
+    early = dict(targets.channels) if rule.early else {}
     return Reader(
         list(targets.gate),
         lambda site: _Look(site, targets.gate[site.name]),
         whole,
-        lambda site: _Realign(site, known[site.name], rule, rule.early) if site.name in known else None,
+        lambda site: _Realign(site, early[site.name], rule, rule.early) if site.name in early else None,
     )
 
 
@@ -215,42 +220,10 @@ class _Open(_AtSite):
         return f"budget={self.budget:.3g}" + (f", least={self.least:.3g}" if self.least else "")
 
 
-class _Blend(nn.Module):
-    """One answer of two: for an image that is open by g, the weight of the corrected one is (1 + g) / 2.
-
-    An answer may be a tensor, or tensors in lists, tuples and dictionaries. What are not numbers for each image, such
-    as classes, or boxes of which there are more in one answer, cannot be averaged: there, it is the corrected one.
-    """
-
-    def forward(self, own: Any, corrected: Any, openness: Tensor | None = None) -> Any:
-        averaged = []
-
-        def mean(own: Any, corrected: Any) -> Any:
-            if not isinstance(corrected, Tensor) or not corrected.is_floating_point() or corrected.dim() == 0:
-                return corrected
-            if own.shape != corrected.shape or (openness is not None and corrected.shape[0] != openness.shape[0]):
-                return corrected
-            averaged.append(True)
-            if openness is None:
-                return 0.5 * own + 0.5 * corrected
-            weight = (0.5 * (1 + openness)).to(corrected.dtype).view(-1, *(1,) * (corrected.dim() - 1))
-            # Not torch.lerp, which makes NaN of what is infinite in both, as where a model rules classes out.
-            return torch.where(weight == 1, corrected, (1 - weight) * own + weight * corrected)
-
-        alike = tree_structure(own) == tree_structure(corrected)
-        answer = tree_map(mean, own, corrected) if alike else corrected
-        if not averaged:
-            raise TypeError(
-                "Evidence(passes=2) averages two answers of the model, and found no floating-point tensor with a row "
-                f"for each image in this one, a {type(corrected).__name__}; correct it with trueup.Evidence(passes=1)"
-            )
-        return answer
-
-
 class _Realign(_AtSite):
     """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted.
 
-    Evidence counts as openness says, and by a `share` of that.
+    Evidence counts as openness says, or where that is not known, by a `share`.
 
     The batch norm before it, and the sum and the relu that often follow, are done in the same pass.
     """
@@ -261,10 +234,9 @@ class _Realign(_AtSite):
     def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence, share: float = 1.0) -> None:
         super().__init__()
         self.name, self.channels = site.name, site.channels
-        self.changes, self.strength = rule.changes, rule.strength_after(site.activation)
-        reference = statistics.reference(self.strength, bands=rule.bands)
-        reference[2] /= share  # κ: a share of z² counts
-        self.register_buffer("reference", reference, persistent=False)
+        self.changes, self.strength = rule.changes, rule.strength
+        reference = statistics.reference(rule.strength, rule.base, bands=rule.bands)
+        self.register_buffer("reference", channels.counting(reference, share), persistent=False)
 
     def forward(
         self,

@@ -3,8 +3,9 @@
 Pure functions on tensors, and the specification that every faster implementation is held to. Activations are
 `(batch, channels, ...)`; every image and every channel is treated on its own. *Moments* are what is measured of a
 map: its mean and its variances, `(batch, k, channels)`. *Statistics* are what evidence is weighed on: the mean, and
-the logarithms of the standard deviations. A *reference* says what is usual, `(4, k, channels)`: the centre and the
-spread of each statistic over clean images, the evidence κ at which it goes half the way, and the floor of the variance.
+the logarithms of the standard deviations. A *reference* says what is usual, `(5, k, channels)`: the centre and the
+spread of each statistic over clean images, the evidence κ at which it goes half the way, the floor of the variance, and
+the share of its way that it goes in any case.
 
 >>> clean = torch.randn(200, 3, 8, 8)
 >>> floor = torch.full((2, 3), 1e-3)
@@ -19,9 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+OF_MEANS = 0.5  # what the evidence of a mean counts
+
 __all__ = [
     "centre_and_spread",
     "coefficients",
+    "counting",
     "evidence",
     "kappa_of",
     "local_mean",
@@ -63,19 +67,22 @@ def statistics(moments: Tensor, floor: Tensor) -> Tensor:
     return torch.cat([mean, 0.5 * torch.log(variances + floor[1:])], dim=1)
 
 
-def weight(z2: Tensor, kappa: Tensor, openness: Tensor | None = None) -> Tensor:
-    """The share of its way that a statistic goes, from the evidence z² and the κ at which it is half.
+def weight(z2: Tensor, kappa: Tensor, base: Tensor | float = 0.0, openness: Tensor | None = None) -> Tensor:
+    """The share of its way that a statistic goes: `base`, and of the rest what evidence z² says, half where it is κ.
 
-    Both are `(..., k, channels)`: all the statistics of one image at one place. An image's `openness` `(batch,)`, 0 to
-    1, is the share of its evidence that counts.
+    All are `(..., k, channels)`: all the statistics of one image at one place. An image's `openness` `(batch,)`, 0 to
+    1, is what its evidence and its base count.
 
     >>> weight(torch.tensor([0.0, 4.0, 100.0]), torch.tensor(4.0))
     tensor([0.0000, 0.5000, 0.9615])
+    >>> weight(torch.tensor([0.0, 4.0, 100.0]), torch.tensor(4.0), base=0.1)
+    tensor([0.1000, 0.5500, 0.9654])
     """
     z2 = z2.clamp(max=1e30)  # the square of a float32 may be infinite
     if openness is not None:
-        z2 = z2 * openness.to(z2.dtype)[:, None, None]
-    return z2 / (z2 + kappa)
+        open_by = openness.to(z2.dtype)[:, None, None]
+        z2, base = z2 * open_by, base * open_by
+    return base + (1 - base) * (z2 / (z2 + kappa))
 
 
 def kappa_of(z2: Tensor, strength: float) -> Tensor:
@@ -84,11 +91,15 @@ def kappa_of(z2: Tensor, strength: float) -> Tensor:
     `z2` is the evidence of clean images `(images, ...)`; the result has the shape of one. A statistic that goes the
     share w of its way loses w² of its square distance, so that the share lost is the mean of w² z² over that of z².
 
+    Where nothing is to be taken away, no evidence suffices.
+
     >>> z2 = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).square()
     >>> w = weight(z2, kappa_of(z2, 0.02))
     >>> print(f"{float((w.square() * z2).mean() / z2.mean()):.3f}")
     0.020
     """
+    if strength == 0:
+        return torch.full_like(z2[0], torch.inf)
     total = z2.mean(dim=0).clamp(min=torch.finfo(z2.dtype).tiny)
     low, high = torch.full_like(total, -12.0), torch.full_like(total, 16.0)  # of log κ
     for _ in range(28):
@@ -98,10 +109,23 @@ def kappa_of(z2: Tensor, strength: float) -> Tensor:
     return high.exp()
 
 
-def reference_of(clean: Tensor, floor: Tensor, *, strength: float) -> Tensor:
-    """The reference `(4, k, channels)` from the `statistics` of clean images `(images, k, channels)`."""
-    usual = centre_and_spread(clean)
-    return torch.cat([usual, torch.stack([kappa_of(evidence(clean, usual), strength), floor.to(clean)])])
+def reference_of(clean: Tensor, floor: Tensor, *, strength: float, base: float = 0.0) -> Tensor:
+    """The reference `(5, k, channels)` from the `statistics` of clean images `(images, k, channels)`.
+
+    For means, evidence and base count less: they say more of what is in a picture.
+    """
+    centre, spread = centre_and_spread(clean)
+    kappa = kappa_of(evidence(clean, torch.stack([centre, spread])), strength)
+    always = torch.where(spread.isfinite(), base, 0.0)
+    return counting(torch.stack([centre, spread, kappa, floor.to(clean), always]), OF_MEANS, slice(0, 1))
+
+
+def counting(reference: Tensor, share: float, which: slice = slice(None)) -> Tensor:
+    """A reference in which the evidence and the base of some statistics count for a share of what they did."""
+    counted = reference.clone()
+    counted[2, which] /= share
+    counted[4, which] *= share
+    return counted
 
 
 def centre_and_spread(clean: Tensor) -> Tensor:
@@ -123,16 +147,17 @@ def evidence(statistics: Tensor, reference: Tensor) -> Tensor:
 
 def shifts(statistics: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
     """How far each statistic `(batch, k, channels)` is moved towards its centre: in proportion to the evidence."""
-    return weight(evidence(statistics, reference), reference[2], openness) * (reference[0] - statistics)
+    share = weight(evidence(statistics, reference), reference[2], reference[4], openness)
+    return share * (reference[0] - statistics)
 
 
 def realign(a: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
     """Move each channel's mean and log-deviations towards the reference, in proportion to the evidence of a shift.
 
     `a` is `(batch, channels, ...)`, floating point of any width; the result has its shape and dtype. `reference` is
-    `(4, 2, channels)`, for one deviation a channel, or `(4, 3, channels)` for one a band, with `a` then
-    `(batch, channels, height, width)`. `openness` `(batch,)` is the share of each image's evidence that counts, or
-    None where all does. With d the `shifts` of the mean and of the logarithms,
+    `(5, 2, channels)`, for one deviation a channel, or `(5, 3, channels)` for one a band, with `a` then
+    `(batch, channels, height, width)`. `openness` `(batch,)` is what each image's evidence and base count, or None
+    where that is 1. With d the `shifts` of the mean and of the logarithms,
 
         realigned = mean + d_mean + exp(d) * (a - mean)
         realigned = mean + d_mean + exp(d_low) * (low - its mean) + exp(d_high) * (high - its mean)

@@ -126,11 +126,11 @@ class ChannelTarget:
         """Whether the deviations of both bands are known."""
         return len(self.total) > 2
 
-    def reference(self, strength: float, *, bands: bool) -> Tensor:
-        """What is usual `(4, 2, channels)`, or `(4, 3, channels)` with bands: see `trueup.channels`. float64."""
+    def reference(self, strength: float, base: float = 0.0, *, bands: bool) -> Tensor:
+        """What is usual `(5, 2, channels)`, or `(5, 3, channels)` with bands: see `trueup.channels`. float64."""
         rows = self._rows(bands=bands)
         floor = self._floor(rows)
-        return channels.reference_of(self._statistics(rows, floor), floor, strength=strength)
+        return channels.reference_of(self._statistics(rows, floor), floor, strength=strength, base=base)
 
     def evidence(self, a: Tensor) -> Tensor:
         """The mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""

@@ -175,7 +175,7 @@ def test_a_correction_without_targets_is_refused(network):
         "correct:lambda1=1.0,lambda2=0.2",
         "correct+bn-mix:location=match,prior=16",
         "tent:continual=True",
-        "evidence:budget=0.05,strength=0.02,bands=False,passes=1",
+        "evidence:budget=0.05,strength=0.02,base=0.05,least=0.0,bands=False",
     ],
 )
 def test_a_name_is_what_it_is_parsed_from(text):
@@ -183,10 +183,9 @@ def test_a_name_is_what_it_is_parsed_from(text):
 
 
 def test_one_method_has_one_name():
-    assert parse_method("evidence:budget=0.005,passes=2").name == "evidence"
-    assert parse_method("evidence:strength=None").name == "evidence"
+    assert parse_method("evidence:budget=0.01,base=0.1").name == "evidence"
     assert Realign(strength=1).name == parse_method("evidence:strength=1").name == "evidence:strength=1.0"
-    assert parse_method("evidence:budget=0.02,passes=1").name == "evidence:budget=0.02,passes=1"
+    assert parse_method("evidence:budget=0.02,least=0").name == "evidence:budget=0.02,least=0.0"
     assert Mixed(16.0).name == Mixed(16).name == parse_method("bn-mix:prior=16.0").name
     assert Correct(lambda1=1, lambda2=0.2).name == Correct(lambda1=1.0, lambda2=0.2).name
 

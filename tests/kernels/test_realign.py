@@ -20,7 +20,7 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
 def reference(clean: Tensor, *, bands: bool) -> Tensor:
     moments = channels.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
     floor = (1e-3 * moments.mean(dim=0).abs()).clamp(min=1e-24)
-    return channels.reference_of(channels.statistics(moments, floor), floor, strength=0.05)
+    return channels.reference_of(channels.statistics(moments, floor), floor, strength=0.05, base=0.1)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def laid_out(x: Tensor, last: bool) -> Tensor:
 def reference(clean: Tensor, *, bands: bool) -> Tensor:
     moments = channels.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
     floor = (1e-3 * moments.mean(dim=0).abs()).clamp(min=1e-24)
-    return channels.reference_of(channels.statistics(moments, floor), floor, strength=0.05)
+    return channels.reference_of(channels.statistics(moments, floor), floor, strength=0.05, base=0.1)
 
 
 def parts_of(x: Tensor, bands: bool) -> tuple[Tensor, list[Tensor]]:
@@ -74,8 +74,9 @@ def wanted(x: Tensor, usual: Tensor, openness: Tensor | None = None) -> tuple[Te
     found = torch.stack([mean[..., 0, 0], *variances], dim=1)
     statistics = channels.statistics(found, usual[3])
     z2 = channels.evidence(statistics, usual)
-    z2 = z2 if openness is None else z2 * openness.double()[:, None, None]
-    moves = z2 / (z2 + usual[2]) * (usual[0] - statistics)
+    open_by = 1 if openness is None else openness.double()[:, None, None]
+    z2, base = z2 * open_by, usual[4] * open_by
+    moves = (base + (1 - base) * z2 / (z2 + usual[2])) * (usual[0] - statistics)
     out, gains = mean + moves[:, 0, :, None, None], moves[:, 1:].exp()
     for k, (part, tilt) in enumerate(zip(parts, tilts, strict=True)):
         out = out + gains[:, k, :, None, None] * (part - tilt)

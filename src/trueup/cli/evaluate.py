@@ -25,7 +25,7 @@ def evaluate(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="As in tables, e.g. correct:lambda1=1.0,lambda2=0.2 or evidence:budget=0.01,passes=1; may be "
+            help="As in tables, e.g. correct:lambda1=1.0,lambda2=0.2 or evidence:budget=0.02,least=0; may be "
             f"repeated. [{', '.join(DEFAULTS)}]"
         ),
     ] = None,

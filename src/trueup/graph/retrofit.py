@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trueup.graph.follow import Following, can_be_later, following, leading, plain_activation
-from trueup.graph.rewire import absorb, blend, fold, insert_after, read, run_ahead
+from trueup.graph.rewire import absorb, fold, insert_after, read
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import Place, trace
 
@@ -68,10 +68,6 @@ class Retrofit(nn.Module):
     the sites that it reads. Before the last of these, `reader.early` is placed, and called with one value; what it
     changes is read in later sites as changed.
 
-    With `blend`, the model is run twice, hooks on its leaves included: first as it is, then with what is placed, and
-    the module `blend` makes one output of the two. What a `reader` made is then given to it, and not to what is placed;
-    it is of the first run, so that things may be placed anywhere.
-
     `model` is the model, `placed` what was placed, `sites` the names of where, in the order of the forward pass;
     `selected` are the names of all sites that could be chosen from.
     """
@@ -82,7 +78,6 @@ class Retrofit(nn.Module):
         place: Callable[[Site], nn.Module | None],
         *,
         reader: Reader | None = None,
-        blend: nn.Module | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
@@ -92,7 +87,6 @@ class Retrofit(nn.Module):
         self.reads = [] if reader is None else list(reader.sites)
         self.whole = None if reader is None else reader.whole
         self.looks = nn.ModuleList()
-        self.blend = blend
         chosen = [site for site, *_ in found if site.name in self.selected]
         placing = {site.name: place for site in chosen}
         if reader is not None:
@@ -127,21 +121,18 @@ class Retrofit(nn.Module):
 
     def _early(self, found: list[Place]) -> list[str]:
         """The sites before all is read, where what is placed is to be given that."""
-        return [site.name for site, *_ in found[: self._last_read(found)]] if self.reads and self.blend is None else []
+        return [site.name for site, *_ in found[: self._last_read(found)]] if self.reads else []
 
     def _build(self, graph: fx.Graph, found: list[Place]) -> None:
         """Turn the graph into this module's forward, with the placed modules in it."""
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"model.{node.target}"
-        output = graph.output_node().args[0]
-        ahead = None if self.blend is None else run_ahead(graph, self)
         value: tuple[fx.Node, ...] = ()  # that was read, for whoever is to have it
         looks: list[fx.Node] = []
         if self.reads:
             places = {site.name: node for site, node, _ in found}
-            nodes = [places[name] for name in self.reads]
-            whole, looks = read(graph, nodes if ahead is None else ahead(nodes), "looks", "whole")
+            whole, looks = read(graph, [places[name] for name in self.reads], "looks", "whole")
             value = (whole,)
         # What is placed where the last is read waits until that is done; what comes before does not get it.
         last = found[self._last_read(found)].node if self.reads else None
@@ -152,7 +143,7 @@ class Retrofit(nn.Module):
             number = self.sites.index(site.name)
             target, module = f"placed.{number}", self.placed[number]
             able = () if aliased else getattr(module, "absorbs", ())
-            given = () if ahead is not None or site.name in early else value
+            given = () if site.name in early else value
             start, follows = node, Following([], {})
             if site.kind == "norm":
                 follows = following(self, node, able, beside=looks, kept=kept)
@@ -165,8 +156,6 @@ class Retrofit(nn.Module):
                 call = insert_after(graph, node, target, *given, aliased=aliased, after=after, beside=looks)
             if "batch_norm" in able and list(start.users) == [call] and can_be_later(self, start, call):
                 fold(graph, start, call)
-        if ahead is not None:
-            blend(graph, "blend", ahead(output), *value)
         graph.lint()
         corrected = type(fx.GraphModule(self, graph)).forward
 

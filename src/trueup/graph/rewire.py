@@ -1,15 +1,12 @@
-"""Changes to the graph of a forward pass: something placed at a node, a value read in passing, a copy run ahead."""
+"""Changes to the graph of a forward pass: something placed at a node, a value read in passing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
+from torch import fx
 
 from trueup.graph.follow import Following
-from trueup.graph.memory import is_in_place
 
 
 def insert_after(
@@ -70,42 +67,3 @@ def read(graph: fx.Graph, nodes: Sequence[fx.Node], looks: str, whole: str) -> t
     order = list(graph.nodes)
     with graph.inserting_after(max(seen, key=order.index)):
         return graph.call_module(whole, tuple(seen)), seen
-
-
-def run_ahead(graph: fx.Graph, root: nn.Module) -> Callable[[Any], Any]:
-    """Put a copy of everything before it; returns what gives a node's copy, or those in a structure of nodes.
-
-    The copy works on a copy of the inputs, so that what it overwrites is not missed later.
-    """
-    order = list(graph.nodes)
-    copies: dict[fx.Node, fx.Node] = {}
-    written = {node.target for node in order if node.op == "get_attr" and _is_written(root, node)}
-    owned: dict[Any, fx.Node] = {}  # one copy of a buffer, by whichever node it is named
-    with graph.inserting_before(next(node for node in order if node.op != "placeholder")):
-        for node in order[:-1]:  # the last is the output
-            if node.op != "placeholder":
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-            if node.op == "placeholder" or (node.op == "get_attr" and node.target in written):
-                if node.target not in owned:
-                    owned[node.target] = graph.call_function(own, (copies.get(node, node),))
-                copies[node] = owned[node.target]
-    return lambda nodes: fx.map_arg(nodes, copies.__getitem__)
-
-
-def blend(graph: fx.Graph, target: str, ahead: Any, *more: fx.Node) -> None:
-    """Return what the module `target` makes of two outputs, the one `ahead` and the graph's, and of `more` values."""
-    output = graph.output_node()
-    with graph.inserting_before(output):
-        output.args = (graph.call_module(target, (ahead, output.args[0], *more)),)
-
-
-def own(value: Any) -> Any:
-    """A copy of a tensor, or of those in lists, tuples and dictionaries; anything else as it is."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, value)
-
-
-def _is_written(root: nn.Module, node: fx.Node) -> bool:
-    return any(
-        (is_in_place(root, user) and user.all_input_nodes[0] is node) or user.kwargs.get("out") is node
-        for user in node.users
-    )

@@ -217,7 +217,8 @@ def _shift(usual, gate, channel, statistic, which, channels, k: tl.constexpr):
     kappa = tl.load(at + 2 * k * channels, mask=inside, other=1.0).to(tl.float32)
     z = (statistic - centre) / spread
     z2 = tl.minimum(z * z, 1e30) * gate
-    return z2 / (z2 + kappa) * (centre - statistic)
+    base = tl.load(at + 4 * k * channels, mask=inside, other=0.0).to(tl.float32) * gate
+    return (base + (1 - base) * (z2 / (z2 + kappa))) * (centre - statistic)
 
 
 @triton.jit

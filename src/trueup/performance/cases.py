@@ -16,13 +16,7 @@ from trueup.performance.rows import Row
 from trueup.performance.timing import captured, peak_memory, side_by_side
 
 PAPERS = {"resnet50": trueup.Correction(0.5, 0.5), "resnet20": trueup.Correction(1.0, 0.2)}
-# With a gate that is open to every image: those that it leaves alone cost less. One pass with a gate corrects the norms
-# after it only, and one without corrects all.
-OPEN = {
-    "evidence": trueup.Evidence(budget=0.99),
-    "evidence, one pass": trueup.Evidence(budget=0.99, passes=1),
-    "evidence, no gate": trueup.Evidence(budget=1),
-}
+EVIDENCE = {"evidence": trueup.Evidence(), "evidence, no gate": trueup.Evidence(budget=1)}
 RIVALS: dict[str, Method] = {"BN batch": BatchStatistics(), "BN mix": Mixed(), "TENT": Tent()}
 
 
@@ -101,7 +95,7 @@ class _Network:
             model, targets, x = self.make(device)
             robust = trueup.correct(model, targets, PAPERS[self.kind])
             networks: dict[str, Callable[[Tensor], Any]] = {"uncorrected": model, "correction": robust}
-            networks |= {name: trueup.correct(model, targets, rule) for name, rule in OPEN.items()}
+            networks |= {name: trueup.correct(model, targets, rule) for name, rule in EVIDENCE.items()}
             if self.rivals:
                 networks |= {name: method.prepare(model, None) for name, method in RIVALS.items()}
             works = {name: self._work(network, x) for name, network in networks.items()}

@@ -61,8 +61,8 @@ class Correct(_Rule, Correction):
 class Realign(_Rule, Evidence):
     """Channels moved back in proportion to the evidence of a shift; its fields are those of `trueup.Evidence`.
 
-    >>> Realign(budget=0.02, passes=1).name
-    'evidence:budget=0.02,passes=1'
+    >>> Realign(budget=0.02, least=0.0).name
+    'evidence:budget=0.02,least=0.0'
     """
 
     kind = "evidence"

@@ -20,10 +20,7 @@ def spell(method: Any) -> str:
 
 
 def read_fields(kind: type, text: str) -> dict[str, Any]:
-    """The fields in `text`, `name=value,...`, in the types of the defaults of the dataclass `kind`.
-
-    One whose default is None is a number too.
-    """
+    """The fields in `text`, `name=value,...`, in the types of the defaults of the dataclass `kind`."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
@@ -35,7 +32,7 @@ def read_fields(kind: type, text: str) -> dict[str, Any]:
 
 
 def _plain(default: Any, value: Any) -> str:
-    if isinstance(default, float) or (default is None and value is not None):
+    if isinstance(default, float):
         return str(float(value))
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
@@ -46,8 +43,6 @@ def _read(name: str, value: str, kind: type) -> Any:
             return {"true": True, "false": False}[value.lower()]
         if kind is int:
             return int(value) if value.lstrip("+-").isdigit() else float(value)
-        if kind is type(None):
-            return None if value == "None" else float(value)
         return kind(value)
     except (KeyError, ValueError):
         wanted = "True or False" if kind is bool else "a number"

@@ -1,0 +1,112 @@
+"""A value read at some sites, and given to what is placed after them: `Reader`."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import images, make
+from trueup.graph import Reader, Retrofit
+
+WRITES = {
+    "nothing": lambda self, x: x,
+    "the input, by a method": lambda self, x: x.mul_(0.5),
+    "the input, by an operator": lambda self, x: operator.iadd(x, 0.5),
+    "a view of the input": lambda self, x: (x.flatten(1).mul_(0.5), x)[1],
+    "a buffer": lambda self, x: (self.total.add_(x.mean()), x)[1],
+    "a buffer that is read again": lambda self, x: (self.total.add_(x.mean()), x - self.total)[1],
+    "a buffer, as out=": lambda self, x: (torch.add(self.total, x.mean(), out=self.total), x - self.total)[1],
+}
+
+
+class Overwriting(nn.Module):
+    """Writes in place before and between its norms."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.write, self.relu = write, nn.ReLU(inplace=True)
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.conv2, self.bn2, self.bn3 = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.write(self, x)
+        y = self.relu(self.bn1(self.conv1(x)))
+        z = self.relu(self.bn2(self.conv2(y)))
+        return self.bn3(z) + y[..., 2:, 2:] + x[:, :1, 4:, 4:]
+
+
+class _Mean(nn.Module):
+    def __init__(self, site) -> None:
+        super().__init__()
+        self.site = site
+
+    def forward(self, a: Tensor) -> Tensor:
+        return a.mean((1, 2, 3))
+
+
+class _Weighted(nn.Module):
+    def forward(self, *seen: Tensor) -> Tensor:
+        return sum(10**k * one for k, one in enumerate(seen))
+
+
+class _Given(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, a: Tensor, value: Tensor) -> Tensor:
+        self.value = value
+        return a * self.scale
+
+
+class TestReader:
+    @pytest.mark.parametrize("write", sorted(WRITES))
+    def test_it_sees_what_the_model_has_there_and_what_it_overwrites_is_not_missed(self, write):
+        model, x = Overwriting(WRITES[write]).eval(), images(3) + 1
+        seen: list[Tensor] = []
+        for norm in (model.bn1, model.bn2):
+            norm.register_forward_hook(lambda _m, _i, out: seen.append(out.detach().clone()))
+        wanted = model(x.clone())
+        value = seen[0].mean((1, 2, 3)) + 10 * seen[1].mean((1, 2, 3))
+        for norm in (model.bn1, model.bn2):
+            norm._forward_hooks.clear()
+        model.total.zero_()
+        given_x, reader = x.clone(), Reader(["bn1", "bn2"], _Mean, _Weighted())
+        robust = Retrofit(model, lambda _: _Given(), reader=reader)
+        assert robust.sites == ["bn2", "relu#2", "bn3"]
+        out = robust(given_x)
+        torch.testing.assert_close(out, wanted)
+        for module in robust.placed:
+            torch.testing.assert_close(module.value, value)
+        # As the model itself leaves them, in one run.
+        twin, left = Overwriting(WRITES[write]).eval(), x.clone()
+        twin(left)
+        assert given_x.equal(left)
+        assert model.total.equal(twin.total)
+
+    def test_a_shared_norm_is_read_where_it_is_called(self):
+        class Twice(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv, self.bn = nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.bn(self.conv(self.bn(self.conv(x))))
+
+        model, x = Twice().eval(), images(2)
+        for site, wanted in (("bn", model.bn(model.conv(x))), ("bn#2", model(x))):
+            robust = Retrofit(model, lambda _: _Given(), reader=Reader([site], _Mean, _Weighted()))
+            robust(x)
+            assert robust.sites[0] == site
+            torch.testing.assert_close(robust.placed[0].value, wanted.mean((1, 2, 3)))
+
+    def test_a_site_that_is_not_there_is_named(self):
+        with pytest.raises(
+            ValueError, match="'nowhere' is to be read, and was not found in this MobileNet; it has stem.1"
+        ):
+            Retrofit(make("mobilenet"), lambda _: None, reader=Reader(["nowhere"], _Mean, _Weighted()))
