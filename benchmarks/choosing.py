@@ -3,9 +3,10 @@
     python benchmarks/choosing.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0-2
 
 A row a setting: the accuracy on clean test images, the share of predictions on them that it changes, and the mean
-accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The settings are the default, and
-others in one thing each: the fields of `Evidence`, and what is no field because there is no reason to change it (what
-evidence of means counts, and the share of the norms that is left alone, the last ones). Rows are appended to a CSV.
+accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The settings are the model's own,
+BN mixing, the default of `Evidence` and others that differ in one field, some without a gate, and the default with
+other constants that are no fields (what means count, and the share of the norms that is left alone, the last ones).
+All images are kept on the device. Rows are appended to a CSV.
 """
 
 from __future__ import annotations

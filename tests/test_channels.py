@@ -163,6 +163,11 @@ def test_what_is_the_same_in_all_clean_images_is_not_moved():
     assert (channels.shifts(torch.full((1, 2, 3), 7.0, dtype=torch.float64), usual) == 0).all()
 
 
+def test_a_base_is_as_exact_as_the_statistics():
+    usual = reference(maps(50, 3, 8, 8).double(), bands=False, base=0.1)
+    assert usual[4].unique().tolist() == [0.05, 0.1]
+
+
 @settings(max_examples=30, deadline=None)
 @given(scale=st.floats(0.05, 20), shift=st.floats(-5, 5), bands=st.booleans(), seed=st.integers(0, 99))
 def test_no_statistic_moves_away_from_its_centre_or_past_it(scale, shift, bands, seed):
@@ -280,7 +285,7 @@ def test_what_has_no_channels_is_refused(bad):
         ({"strength": 1.5}, r"Evidence\(strength=1.5\): the share of clean variance.*between 0 and 1; 0.03 is careful"),
         ({"strength": None}, r"strength=None"),
         ({"base": -1}, r"Evidence\(base=-1\): the share of its way.*lies between 0 and 1; 0 asks for evidence"),
-        ({"least": 2}, r"Evidence\(least=2\): how far every image is open lies between 0 and 1; 0 leaves"),
+        ({"least": 2}, r"Evidence\(least=2\): how far every image is open at least lies between 0 and 1; 0 leaves"),
         ({"bands": 1}, r"bands=1\): want True or False"),
         ({"budget": float("nan")}, r"budget=nan"),
         ({"budget": True}, r"budget=True"),

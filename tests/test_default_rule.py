@@ -63,18 +63,8 @@ def test_with_a_choice_that_has_norms_it_is_evidence_there(resnet, select):
     assert answers(*resnet, select=select).equal(answers(*resnet, EVIDENCE, select=select))
 
 
-def test_the_strength_is_that_of_the_norm():
-    norms = nn.Sequential(
-        *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.ReLU()),
-        *(nn.Conv2d(8, 8, 3), nn.SyncBatchNorm(8)),
-    )
-    targets = trueup.calibrate(norms.eval(), images(48).split(24))
-
-    def strengths(rule):
-        return {module.name: module.strength for module in trueup.correct(norms, targets, rule).placed}
-
-    assert strengths(None) == {"1": 0.05, "4": 0.02, "7": 0.05}
-    assert strengths(trueup.Evidence(strength=0.03)) == {"1": 0.03, "4": 0.03, "7": 0.03}
-    apart = trueup.correct(norms, targets, select=lambda site: site.name == "4")
-    same = trueup.correct(norms, targets, trueup.Evidence(strength=0.02), select=lambda site: site.name == "4")
-    assert apart(images(4) - 1).equal(same(images(4) - 1))
+def test_with_the_last_norm_alone_it_is_evidence_which_says_that_it_leaves_that():
+    model = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())))
+    targets = trueup.calibrate(model.eval(), [images(24)])
+    with pytest.raises(ValueError, match=r"Evidence\(.* leaves what there is to correct as it is: the last twentieth"):
+        trueup.correct(model, targets, select=lambda site: site.name == "34")

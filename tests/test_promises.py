@@ -180,9 +180,7 @@ class TestIdentity:
         targets = trueup.calibrate(model, [images(20)])
         first = lambda site: site.name == "layer1.0.bn1"  # noqa: E731
         assert not trueup.correct(model, targets, GATED, select=first)(dark()).equal(model(dark()))
-        with pytest.raises(
-            ValueError, match="leaves the norms that `select` chose as they are: those that come before"
-        ):
+        with pytest.raises(ValueError, match="leaves what there is to correct as it is.*with least=0 those before"):
             trueup.correct(model, targets, CAREFUL, select=first)
 
     def test_early_norms_are_left_where_usual_images_are(self):
@@ -192,18 +190,43 @@ class TestIdentity:
         assert len(careful.sites) < len(gated.sites)
         assert not careful(dark()).equal(model(dark()))
 
-    @pytest.mark.parametrize(("norms", "left"), [(1, 0), (9, 0), (11, 1), (29, 1), (31, 2)])
-    def test_the_last_twentieth_of_the_norms_is_left(self, norms, left):
+    @pytest.mark.parametrize("rule", [EVIDENCE, GATED, CAREFUL], ids=named)
+    @pytest.mark.parametrize(("norms", "left"), [(1, 0), (9, 0), (10, 1), (29, 1), (30, 2), (50, 3)])
+    def test_the_last_twentieth_of_the_models_norms_is_left(self, norms, left, rule):
         torch.manual_seed(0)
         model = nn.Sequential(
             *(layer for _ in range(norms) for layer in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
         ).eval()
+        all_of_them = trueup.sites(model, kind="norm")
+        gate = -(-norms // 3) - 1 if rule is CAREFUL else 0  # the last norm that is read
+        moved = all_of_them[gate : norms - left]
         targets = trueup.calibrate(model, [images(24)], select=lambda site: site.kind == "norm")
-        assert trueup.correct(model, targets, EVIDENCE).sites == list(targets.channels)[: norms - left]
+        assert trueup.correct(model, targets, rule).sites == moved
+        some = trueup.calibrate(model, [images(24)], select=lambda site: site.name in all_of_them[: norms // 2 + 1])
+        assert trueup.correct(model, some, rule).sites == [name for name in moved if name in some.channels]
         if left:
-            last = lambda site: site.name == list(targets.channels)[-1]  # noqa: E731
-            with pytest.raises(ValueError, match="and the last twentieth of all"):
-                trueup.correct(model, targets, EVIDENCE, select=last)
+            last = lambda site: site.name == all_of_them[-1]  # noqa: E731
+            with pytest.raises(ValueError, match="leaves what there is to correct as it is: the last twentieth"):
+                trueup.correct(model, targets, rule, select=last)
+
+    @pytest.mark.parametrize("name", NORMED)
+    def test_open_at_least_in_full_is_open_to_all(self, name):
+        model = make(name)
+        targets = trueup.calibrate(model, images(48).split(24))
+        wanted = trueup.correct(model, targets, EVIDENCE)(dark())
+        whole = trueup.correct(model, targets, replace(GATED, least=1))
+        assert whole.reads == []
+        assert whole(dark()).equal(wanted)
+        nearly = trueup.correct(model, targets, replace(GATED, least=1 - 1e-6))(dark())
+        torch.testing.assert_close(nearly, wanted, atol=1e-4, rtol=1e-4)
+
+    @pytest.mark.parametrize("name", NORMED)
+    def test_a_base_moves_every_image_without_evidence(self, name):
+        model, robust = corrected(name, trueup.Evidence(budget=1, strength=0, base=0.2))
+        assert not (robust(images(4)) == model(images(4))).all(dim=1).any()
+        _, more = corrected(name, trueup.Evidence(budget=1, strength=0, base=0.4))
+        moved, farther = ((r(dark()) - model(dark())).norm() for r in (robust, more))
+        assert 1.2 * moved < farther
 
     def test_full_strength_lands_on_the_targets_shape_at_every_site(self):
         torch.manual_seed(0)  # leaky and in float64, so that there are no ties

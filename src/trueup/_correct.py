@@ -53,8 +53,8 @@ def correct(
     wanted = targets.channels if isinstance(rule, Evidence) else targets.sites
     if not wanted:
         raise ValueError(_nothing_to_correct(model, rule))
-    moved = _moved(targets) if isinstance(rule, Evidence) else list(wanted)
     targets.check_model(model)
+    moved = [name for name in _moved(model, options) if name in wanted] if isinstance(rule, Evidence) else list(wanted)
     reader = _reader(targets, rule) if isinstance(rule, Evidence) and rule.gated else None
     robust = Retrofit(
         model,
@@ -65,8 +65,8 @@ def correct(
     targets.check_sites(model, wanted, robust.selected, selected=options.get("select") is not None)
     if not robust.sites:
         raise ValueError(
-            f"{rule} leaves the norms that `select` chose as they are: those that come before it is known how unusual "
-            "an image is, if least=0, and the last twentieth of all"
+            f"{rule} leaves what there is to correct as it is: the last twentieth of a model's norms, and with least=0 "
+            "those before it is known how unusual an image is; choose others by `select`, or give least=0.1"
         )
     for part in (robust.placed, robust.looks, robust.whole):
         if part is not None:
@@ -76,16 +76,17 @@ def correct(
 
 def _default(model: nn.Module, targets: Targets, options: Options) -> Rule:
     """`Evidence` where there is a norm to correct and the gate knows unusual images, else the paper's rule."""
-    norms = set(_moved(targets))
+    norms = set(targets.channels)
     if options.get("select") is not None:
         norms.intersection_update(site.name for site in find(model, **options))
     return Evidence() if norms and targets.gate else Correction()
 
 
-def _moved(targets: Targets) -> list[str]:
-    """The norms that `Evidence` moves."""
-    norms = list(targets.channels)
-    return norms[: len(norms) - round(LAST * len(norms))]
+def _moved(model: nn.Module, options: Options) -> list[str]:
+    """The norms of a model that `Evidence` moves, if they are selected and calibrated."""
+    whole: Options = {**options, "select": None}
+    norms = [site.name for site in find(model, **whole) if site.kind == "norm"]
+    return norms[: len(norms) - int(LAST * len(norms) + 0.5)]
 
 
 def _reader(targets: Targets, rule: Evidence) -> Reader:
@@ -97,7 +98,7 @@ def _reader(targets: Targets, rule: Evidence) -> Reader:
             "correct every image alike with trueup.Evidence(budget=1)"
         )
     whole = _Open(targets.fitted_gate, rule.budget, rule.least)
-    early = dict(targets.channels) if rule.early else {}
+    early = targets.channels if rule.early else {}
     return Reader(
         list(targets.gate),
         lambda site: _Look(site, targets.gate[site.name]),
@@ -223,7 +224,7 @@ class _Open(_AtSite):
 class _Realign(_AtSite):
     """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted.
 
-    Evidence counts as openness says, or where that is not known, by a `share`.
+    Evidence and base count as openness says, or where that is not known, by a `share`.
 
     The batch norm before it, and the sum and the relu that often follow, are done in the same pass.
     """
@@ -234,7 +235,7 @@ class _Realign(_AtSite):
     def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence, share: float = 1.0) -> None:
         super().__init__()
         self.name, self.channels = site.name, site.channels
-        self.changes, self.strength = rule.changes, rule.strength
+        self.rule, self.share, self.changes = rule, share, rule.changes
         reference = statistics.reference(rule.strength, rule.base, bands=rule.bands)
         self.register_buffer("reference", channels.counting(reference, share), persistent=False)
 
@@ -268,4 +269,5 @@ class _Realign(_AtSite):
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
         bands = ", bands" if self.reference.shape[1] == 3 else ""
-        return f"{self.name!r}, strength={self.strength:.3g}{bands}"
+        share = f", share={self.share:.3g}" if self.share != 1 else ""
+        return f"{self.name!r}, strength={self.rule.strength:.3g}, base={self.rule.base:.3g}{share}{bands}"

@@ -26,8 +26,9 @@ class Shift:
     After norms: `evidence` is the mean over channels of the squared distance of their statistics from what is usual,
     in spreads, 1 on clean images; `surprise` is its rank among clean images that were kept.
 
-    `image` is one number an image, the one by which `Evidence` decides: 1 - p, with p the share of held-out clean
-    images that are as unusual at the end of the first stage (`trueup.gate`). NaN where the targets hold nothing for it.
+    `image` is one number an image, the one by which `Evidence` decides, but that it looks at maps whose early norms are
+    corrected, unless `least=0`: 1 - p, with p the share of held-out clean images that are as unusual at the end of the
+    first stage (`trueup.gate`). NaN where the targets hold nothing for it.
     Both are calibrated: of clean images that were not seen, about 1 % lie above 0.99.
     """
 

@@ -5,7 +5,7 @@ Pure functions on tensors, and the specification that every faster implementatio
 map: its mean and its variances, `(batch, k, channels)`. *Statistics* are what evidence is weighed on: the mean, and
 the logarithms of the standard deviations. A *reference* says what is usual, `(5, k, channels)`: the centre and the
 spread of each statistic over clean images, the evidence κ at which it goes half the way, the floor of the variance, and
-the share of its way that it goes in any case.
+its *base*, the share of its way that it goes in any case; evidence is about the rest.
 
 >>> clean = torch.randn(200, 3, 8, 8)
 >>> floor = torch.full((2, 3), 1e-3)
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-OF_MEANS = 0.5  # what the evidence of a mean counts
+OF_MEANS = 0.5  # what the evidence and the base of a mean count
 
 __all__ = [
     "centre_and_spread",
@@ -116,7 +116,7 @@ def reference_of(clean: Tensor, floor: Tensor, *, strength: float, base: float =
     """
     centre, spread = centre_and_spread(clean)
     kappa = kappa_of(evidence(clean, torch.stack([centre, spread])), strength)
-    always = torch.where(spread.isfinite(), base, 0.0)
+    always = spread.isfinite().to(clean.dtype) * base
     return counting(torch.stack([centre, spread, kappa, floor.to(clean), always]), OF_MEANS, slice(0, 1))
 
 

@@ -8,7 +8,7 @@ _BOUNDS = {
     "budget": ("the share of clean images that may count as unusual", "0.005 is careful, 0.02 bold, 1 counts all"),
     "strength": ("the share of clean variance that evidence may take away", "0.03 is careful, 0.1 strong"),
     "base": ("the share of its way that a statistic goes in any case", "0 asks for evidence, 0.1 is usual"),
-    "least": ("how far every image is open", "0 leaves usual images alone, 0.1 corrects all"),
+    "least": ("how far every image is open at least", "0 leaves usual images alone, 0.1 corrects all a little"),
 }
 
 
@@ -17,7 +17,7 @@ class Evidence:
     """How far each channel of a normalisation layer's output is moved back to what it is on clean images.
 
     Two questions decide it. How far is this channel from what it is on clean images? One that looks as it should is
-    left alone, one that is ten spreads away is moved back. And does the whole image look unusual, early in the
+    nearly left alone, one that is ten spreads away is moved back. And does the whole image look unusual, early in the
     network? If not, nobody can tell whether it is clean, and a correction may harm. `trueup.channels` is the
     mathematics of the first question, `trueup.gate` that of the second.
 
@@ -35,15 +35,16 @@ class Evidence:
 
     An image is open by `least` + (1 - least) g, and that is what its evidence and base count: all of it for an image
     that is plainly unusual, and a little for one that is like clean ones. Norms that come before that is known take it
-    to be open by half. With `least=0` they are left as they are, and an image with p ≥ 20 α comes out as from the model
-    itself, bit for bit (on a GPU, but for the rounding of batch norms): safer, and weaker.
+    to be open by half, or by `least` if that is more. With `least=0` they are left as they are, and an image with p ≥
+    20 α comes out as from the model itself, bit for bit (on a GPU, but for the rounding of batch norms): safer, and
+    weaker. With `least=1`, as with `budget=1`, every image is open, and nothing is asked.
 
     With `bands`, a map is split into its local means over 3 x 3 and the rest, and each of the two has a deviation
     of its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in
     calibration, and what is no map of two dimensions, have one deviation in any case.
 
-    The last twentieth of the norms is left alone, one in a ResNet-20 and three in a ResNet-50: what is there goes to
-    the classifier, and is about what the picture is of.
+    The last twentieth of a model's norms is left alone, rounded: one of 19 in a ResNet-20, three of 53 in a ResNet-50.
+    What is there goes to the classifier, and is about what the picture is of.
 
     >>> Evidence(budget=0.02)
     Evidence(budget=0.02, strength=0.06, base=0.1, least=0.1, bands=True)
@@ -76,4 +77,4 @@ class Evidence:
     @property
     def early(self) -> float:
         """How far an image is taken to be open in norms that come before that is known."""
-        return 0.5 if self.least > 0 else 0.0
+        return max(0.5, self.least) if self.least > 0 else 0.0

@@ -120,7 +120,7 @@ class Retrofit(nn.Module):
         return max(names.index(name) for name in self.reads)
 
     def _early(self, found: list[Place]) -> list[str]:
-        """The sites before all is read, where what is placed is to be given that."""
+        """The sites before the last that is read."""
         return [site.name for site, *_ in found[: self._last_read(found)]] if self.reads else []
 
     def _build(self, graph: fx.Graph, found: list[Place]) -> None:
