@@ -66,5 +66,5 @@ def test_with_a_choice_that_has_norms_it_is_evidence_there(resnet, select):
 def test_with_the_last_norm_alone_it_is_evidence_which_says_that_it_leaves_that():
     model = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())))
     targets = trueup.calibrate(model.eval(), [images(24)])
-    with pytest.raises(ValueError, match=r"Evidence\(.* leaves what there is to correct as it is: the last twentieth"):
+    with pytest.raises(ValueError, match=r"Evidence\(.* leaves what there is to correct as it is: the last fifteenth"):
         trueup.correct(model, targets, select=lambda site: site.name == "34")

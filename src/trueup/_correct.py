@@ -6,18 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from trueup import channels, functional, kernels
 from trueup.correction import Correction
 from trueup.evidence import Evidence
-from trueup.gate import Gate, features, openness
+from trueup.gate import Gate
 from trueup.graph import Options, Order, Reader, Retrofit, Site, add, clone, find, norm_of
 from trueup.targets import ChannelTarget, SiteTarget, Targets
 
 Rule = Correction | Evidence
-LAST = 1 / 20  # of the norms, which `Evidence` leaves alone
+LAST = 1 / 15  # of the norms, which `Evidence` leaves alone
 
 
 def correct(
@@ -65,8 +64,8 @@ def correct(
     targets.check_sites(model, wanted, robust.selected, selected=options.get("select") is not None)
     if not robust.sites:
         raise ValueError(
-            f"{rule} leaves what there is to correct as it is: the last twentieth of a model's norms, and with least=0 "
-            "those before it is known how unusual an image is; choose others by `select`, or give least=0.1"
+            f"{rule} leaves what there is to correct as it is: the last fifteenth of a model's norms, and with least=0 "
+            "those before it is known how unusual an image is; choose others by `select`, or give least=0.05"
         )
     for part in (robust.placed, robust.looks, robust.whole):
         if part is not None:
@@ -97,11 +96,11 @@ def _reader(targets: Targets, rule: Evidence) -> Reader:
             "version, or of images of very different sizes; calibrate again with trueup.calibrate(model, loader), or "
             "correct every image alike with trueup.Evidence(budget=1)"
         )
-    whole = _Open(targets.fitted_gate, rule.budget, rule.least)
+    whole = _Open(targets.fitted_gate, [site.floor for site in targets.gate.values()], rule)
     early = targets.channels if rule.early else {}
     return Reader(
         list(targets.gate),
-        lambda site: _Look(site, targets.gate[site.name]),
+        lambda site: _Look(site, bands=targets.gate[site.name].bands),
         whole,
         lambda site: _Realign(site, early[site.name], rule, rule.early) if site.name in early else None,
     )
@@ -184,18 +183,15 @@ class _Correct(_AtSite):
         return f"{self.name!r}, step={self.correction.step:.3g}"
 
 
-class _Look(_AtSite):
+class _Look(nn.Module):
     """What the gate looks at in one norm's output."""
 
-    floor: Tensor
-
-    def __init__(self, site: Site, statistics: ChannelTarget) -> None:
+    def __init__(self, site: Site, *, bands: bool) -> None:
         super().__init__()
-        self.name, self.bands, self.channels = site.name, statistics.bands, site.channels
-        self.register_buffer("floor", statistics.floor, persistent=False)
+        self.name, self.bands, self.channels = site.name, bands, site.channels
 
     def forward(self, a: Tensor) -> Tensor:
-        return features(kernels.moments(a.movedim(self.channels, 1), bands=self.bands), self.floor)
+        return kernels.moments(a.movedim(self.channels, 1), bands=self.bands)
 
     def extra_repr(self) -> str:
         """In the way of torch's modules."""
@@ -203,18 +199,18 @@ class _Look(_AtSite):
 
 
 class _Open(_AtSite):
-    """How far each image is open to correction `(batch,)`, `least` or more, from its features at the gate's norms."""
+    """How far each image is open to correction `(batch,)`, from what its maps are like at the gate's norms."""
 
-    def __init__(self, gate: Gate, budget: float, least: float) -> None:
+    def __init__(self, gate: Gate, floors: list[Tensor], rule: Evidence) -> None:
         super().__init__()
-        self.budget, self.least = budget, least
-        for name, tensor in gate._asdict().items():
-            self.register_buffer(name, tensor, persistent=False)
+        self.budget, self.least = float(rule.budget), float(rule.least)
+        for name, tensor in {**gate._asdict(), **{f"floor{k}": floor for k, floor in enumerate(floors)}}.items():
+            self.register_buffer(name, tensor.contiguous(), persistent=False)
 
     def forward(self, *seen: Tensor) -> Tensor:
         gate = Gate(*(self.get_buffer(name) for name in Gate._fields))
-        g = openness(gate.p_values(torch.cat(seen, dim=1)), self.budget).float()
-        return self.least + (1 - self.least) * g
+        floors = [self.get_buffer(f"floor{k}") for k in range(len(seen))]
+        return kernels.openness(seen, floors, gate, self.budget, self.least)
 
     def extra_repr(self) -> str:
         """In the way of torch's modules."""

@@ -8,12 +8,14 @@ t[last] being the ends of the target t over those ranks, or, where the mean is k
 
 One file a backend (`plain`: torch's own operators, on any device; `cpu`: numba; `triton`: CUDA), each with a function
 `correct_rows` of the same meaning; `operator` chooses among them. `realign` is the rule of evidence, likewise, with
-`cpu_maps` for the CPU and `triton_maps` for CUDA. The only place that imports numba or triton.
+`cpu_maps` for the CPU and `triton_maps` for CUDA; `openness` is its gate, with `triton_gate`. The only place that
+imports numba or triton.
 """
 
 from trueup.kernels.curve import curve_of
 from trueup.kernels.layout import alike, as_rows
 from trueup.kernels.norm import Norm
+from trueup.kernels.openness import openness
 from trueup.kernels.operator import can_follow_norm, correct, correct_after_norm, has_histogram
 from trueup.kernels.quantile import quantile_rows
 from trueup.kernels.realign import moments, realign
@@ -28,6 +30,7 @@ __all__ = [
     "curve_of",
     "has_histogram",
     "moments",
+    "openness",
     "quantile_rows",
     "realign",
 ]
