@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from trueup import Evidence, channels
+from trueup.evaluation.methods import Mixed
 
 
 def maps(*shape: int, seed: int = 0) -> Tensor:
@@ -47,8 +48,10 @@ def realign_by_hand(a, reference, bands, openness=None):
             moved = []
             for k, value in enumerate(found):
                 open_by = 1 if openness is None else float(openness[n])
-                z2, always = ((value - centre[k, c]) / spread[k, c]) ** 2 * open_by, base[k, c] * open_by
-                moved.append((always + (1 - always) * z2 / (z2 + kappa[k, c])) * (centre[k, c] - value))
+                away, b = value - centre[k, c], base[k, c] * open_by
+                z2 = (away / spread[k, c]) ** 2 * open_by
+                mixed = b * away if k == 0 else math.log(math.sqrt((1 - b) * 1 + b * math.exp(away) ** 2))
+                moved.append(-mixed - z2 / (z2 + kappa[k, c]) * (away - mixed))
             new = found[0] + moved[0]
             out[n, c] = new + sum(math.exp(d) * (p - p.mean()) for d, p in zip(moved[1:], parts, strict=True))
     return out
@@ -134,20 +137,44 @@ def test_kappa_takes_away_the_share_of_variance_that_was_asked_for(strength, hea
     torch.testing.assert_close(lost, torch.full_like(lost, strength), rtol=1e-4, atol=1e-6)
 
 
-@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1e-3, 1e4), st.floats(0, 1), st.floats(0, 1))
-def test_more_evidence_weighs_more_and_never_more_than_all(one, other, kappa, base, openness):
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1e-3, 1e4), st.floats(0, 1))
+def test_more_evidence_weighs_more_and_never_more_than_all(one, other, kappa, openness):
     less, more = sorted([one, other])
     z2, by = torch.tensor([[[less], [more]]], dtype=torch.float64), torch.tensor([openness], dtype=torch.float64)
-    weights = channels.weight(z2, torch.tensor(kappa), torch.tensor(base, dtype=torch.float64), by)[0, :, 0]
-    assert openness * base - 1e-12 <= weights[0] <= weights[1] <= 1 + 1e-12
+    weights = channels.weight(z2, torch.tensor(kappa), by)[0, :, 0]
+    assert 0 <= weights[0] <= weights[1] <= 1 + 1e-12
 
 
 @pytest.mark.parametrize("bands", [False, True])
-def test_without_strength_every_statistic_goes_the_base_and_a_mean_half_of_it(bands):
+def test_without_evidence_means_and_variances_are_mixed_and_means_half_as_much(bands):
     usual = reference(maps(50, 3, 8, 8), bands=bands, strength=0, base=0.3)
-    found = usual[0] + torch.tensor([1.0, -100.0, 1e9]).view(3, 1, 1)
-    share = (channels.shifts(found, usual) / (usual[0] - found)).mean(dim=(0, 2))
-    torch.testing.assert_close(share, torch.tensor([0.15, *[0.3] * (2 if bands else 1)], dtype=torch.float64))
+    away = torch.tensor([1.0, -2.0, 9.0], dtype=torch.float64).view(3, 1, 1)
+    moved = channels.shifts(usual[0] + away, usual)
+    torch.testing.assert_close(moved[:, :1], (-0.15 * away).expand(3, 1, 3))
+    # A deviation e^away times the usual one is divided by that of the mixed variance.
+    mixed = (0.7 * 1 + 0.3 * away.exp().square()).sqrt()
+    torch.testing.assert_close(moved[:, 1:].exp(), (1 / mixed).expand_as(moved[:, 1:]))
+
+
+def test_a_base_leaves_the_deviations_that_mixing_batch_norms_statistics_leaves():
+    torch.manual_seed(0)
+    norm, x, n = nn.BatchNorm2d(4).double().eval(), maps(3, 4, 6, 6).double() * 3 + 1, 7
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    with torch.no_grad():
+        mixed = Mixed(n).prepare(nn.Sequential(norm), None)(x)
+        centre = torch.stack([norm.bias, norm.weight.log()])
+        ones = torch.ones_like(centre)
+        usual = torch.stack([centre, ones, ones * torch.inf, ones * 0, ones / (n + 1)])
+        moved = channels.realign(norm(x), usual)
+    torch.testing.assert_close(moved.std(dim=(2, 3)), mixed.std(dim=(2, 3)), rtol=1e-4, atol=0)  # an epsilon apart
+
+
+@pytest.mark.parametrize("base", [0.0, 1.0])
+def test_a_mix_of_nothing_moves_nothing_and_one_of_all_moves_all_the_way(base):
+    away = torch.tensor([0.5, -19.0, 19.0, 1e-4]).view(1, 4, 1)
+    torch.testing.assert_close(channels.mix(away, torch.tensor(base)), base * away)
 
 
 def test_for_a_mean_evidence_counts_half():
@@ -166,6 +193,15 @@ def test_what_is_the_same_in_all_clean_images_is_not_moved():
 def test_a_base_is_as_exact_as_the_statistics():
     usual = reference(maps(50, 3, 8, 8).double(), bands=False, base=0.1)
     assert usual[4].unique().tolist() == [0.05, 0.1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("base", [0.0, 0.1, 1.0])
+def test_a_mix_ends_where_exponentials_would(base, dtype):
+    away = torch.tensor([[[0.0], [50.0], [-50.0], [500.0]]], dtype=dtype)
+    moved = channels.mix(away, torch.tensor(base, dtype=dtype))[0, :, 0]
+    at_end = {0.0: (0.0, 0.0), 0.1: (20 + math.log(0.1) / 2, math.log(0.9) / 2), 1.0: (20.0, -20.0)}[base]
+    torch.testing.assert_close(moved, torch.tensor([0, at_end[0], at_end[1], at_end[0]], dtype=dtype))
 
 
 @settings(max_examples=30, deadline=None)
@@ -284,7 +320,7 @@ def test_what_has_no_channels_is_refused(bad):
         ({"budget": -0.1}, r"Evidence\(budget=-0.1\): the share of clean images.*between 0 and 1; 0.005 is careful"),
         ({"strength": 1.5}, r"Evidence\(strength=1.5\): the share of clean variance.*between 0 and 1; 0.03 is careful"),
         ({"strength": None}, r"strength=None"),
-        ({"base": -1}, r"Evidence\(base=-1\): the share of its way.*lies between 0 and 1; 0 asks for evidence"),
+        ({"base": -1}, r"Evidence\(base=-1\): the image's share in a mix.*lies between 0 and 1; 0 asks for evidence"),
         ({"least": 2}, r"Evidence\(least=2\): how far every image is open at least lies between 0 and 1; 0 leaves"),
         ({"bands": 1}, r"bands=1\): want True or False"),
         ({"budget": float("nan")}, r"budget=nan"),

@@ -5,7 +5,7 @@ Pure functions on tensors, and the specification that every faster implementatio
 map: its mean and its variances, `(batch, k, channels)`. *Statistics* are what evidence is weighed on: the mean, and
 the logarithms of the standard deviations. A *reference* says what is usual, `(5, k, channels)`: the centre and the
 spread of each statistic over clean images, the evidence κ at which it goes half the way, the floor of the variance, and
-its *base*, the share of its way that it goes in any case; evidence is about the rest.
+its *base*, the share of the image in a mix with what is usual, by which it is moved in any case.
 
 >>> clean = torch.randn(200, 3, 8, 8)
 >>> floor = torch.full((2, 3), 1e-3)
@@ -29,6 +29,7 @@ __all__ = [
     "evidence",
     "kappa_of",
     "local_mean",
+    "mix",
     "moments",
     "realign",
     "reference_of",
@@ -67,22 +68,35 @@ def statistics(moments: Tensor, floor: Tensor) -> Tensor:
     return torch.cat([mean, 0.5 * torch.log(variances + floor[1:])], dim=1)
 
 
-def weight(z2: Tensor, kappa: Tensor, base: Tensor | float = 0.0, openness: Tensor | None = None) -> Tensor:
-    """The share of its way that a statistic goes: `base`, and of the rest what evidence z² says, half where it is κ.
+def weight(z2: Tensor, kappa: Tensor, openness: Tensor | None = None) -> Tensor:
+    """The share of its way that a statistic goes by the evidence z² against it: half of it where that is κ.
 
     All are `(..., k, channels)`: all the statistics of one image at one place. An image's `openness` `(batch,)`, 0 to
-    1, is what its evidence and its base count.
+    1, is what its evidence counts.
 
     >>> weight(torch.tensor([0.0, 4.0, 100.0]), torch.tensor(4.0))
     tensor([0.0000, 0.5000, 0.9615])
-    >>> weight(torch.tensor([0.0, 4.0, 100.0]), torch.tensor(4.0), base=0.1)
-    tensor([0.1000, 0.5500, 0.9654])
     """
     z2 = z2.clamp(max=1e30)  # the square of a float32 may be infinite
     if openness is not None:
-        open_by = openness.to(z2.dtype)[:, None, None]
-        z2, base = z2 * open_by, base * open_by
-    return base + (1 - base) * (z2 / (z2 + kappa))
+        z2 = z2 * openness.to(z2.dtype)[:, None, None]
+    return z2 / (z2 + kappa)
+
+
+def mix(away: Tensor, base: Tensor) -> Tensor:
+    """How far statistics `(batch, k, channels)`, `away` from their centre, go to it if means and variances are mixed.
+
+    A mean loses the share `base` `(..., k, channels)` of its distance. A deviation is divided, as by a batch norm whose
+    variance is mixed with the image's own, by the root of (1 - base) + base times its square, in units of the usual
+    one. So one that is far too large loses most of the excess, one that is far too small gains little. Beyond e^20
+    times the usual one, and below e^-20, no more is lost or gained.
+
+    >>> mix(torch.tensor([1.0, 1.0, -1.0, 5.0]).view(1, 4, 1), torch.tensor(0.1)).flatten()
+    tensor([ 0.1000,  0.2470, -0.0452,  3.8489])
+    """
+    variance = torch.exp(2 * away[:, 1:].clamp(-20, 20))
+    base = base.expand_as(away)
+    return torch.cat([base[:, :1] * away[:, :1], 0.5 * torch.log(1 - base[:, 1:] + base[:, 1:] * variance)], dim=1)
 
 
 def kappa_of(z2: Tensor, strength: float) -> Tensor:
@@ -146,9 +160,15 @@ def evidence(statistics: Tensor, reference: Tensor) -> Tensor:
 
 
 def shifts(statistics: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:
-    """How far each statistic `(batch, k, channels)` is moved towards its centre: in proportion to the evidence."""
-    share = weight(evidence(statistics, reference), reference[2], reference[4], openness)
-    return share * (reference[0] - statistics)
+    """How far each statistic `(batch, k, channels)` is moved to its centre: by the evidence, and the rest by a mix.
+
+    An image's `openness` `(batch,)` is what its evidence and its base count.
+    """
+    away, base = statistics - reference[0], reference[4]
+    share = weight(evidence(statistics, reference), reference[2], openness)
+    if openness is not None:
+        base = base * openness.to(away.dtype)[:, None, None]
+    return -(share * away + (1 - share) * mix(away, base))
 
 
 def realign(a: Tensor, reference: Tensor, openness: Tensor | None = None) -> Tensor:

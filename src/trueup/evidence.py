@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _BOUNDS = {
-    "budget": ("the share of clean images that may count as unusual", "0.005 is careful, 0.02 bold, 1 counts all"),
+    "budget": (
+        "the share of clean images that may count as fully unusual",
+        "0.005 is careful, 0.02 bold, 1 counts all",
+    ),
     "strength": ("the share of clean variance that evidence may take away", "0.03 is careful, 0.1 strong"),
-    "base": ("the share of its way that a statistic goes in any case", "0 asks for evidence, 0.1 is usual"),
-    "least": ("how far every image is open at least", "0 leaves usual images alone, 0.1 corrects all a little"),
+    "base": ("the image's share in a mix with what is usual", "0 asks for evidence, 0.1 is usual"),
+    "least": ("how far every image is open at least", "0 leaves usual images alone, 0.05 corrects all a little"),
 }
 
 
@@ -24,9 +27,10 @@ class Evidence:
     What is moved are a channel's mean and the logarithm of its standard deviation over one image's map. A statistic
     that lies `z` of its clean spreads from its clean mean goes the share z² / (z² + κ) of the way. `strength` fixes κ,
     for each channel and statistic on its own: on clean images, this takes away so much of the statistic's variance. 0
-    asks for infinite evidence; 1 moves every statistic all the way. `base` is a share that every statistic goes without
-    evidence, and evidence decides about the rest. For a mean, evidence and base count half: it says more of what is in
-    a picture, a deviation more of how it was taken.
+    asks for infinite evidence; 1 moves every statistic all the way. What is left of the way it goes without evidence,
+    by mixing: a mean by the share `base`, a deviation as if its batch norm had mixed its variance with the image's own,
+    of that share. For a mean, evidence and base count half: it says more of what is in a picture, a deviation more of
+    how it was taken.
 
     `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean
     images that are as unusual as this one, g = log(20 α / p) / log 20, between 0 and 1. With 0, no image counts as
@@ -43,17 +47,17 @@ class Evidence:
     of its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in
     calibration, and what is no map of two dimensions, have one deviation in any case.
 
-    The last twentieth of a model's norms is left alone, rounded: one of 19 in a ResNet-20, three of 53 in a ResNet-50.
+    The last fifteenth of a model's norms is left alone, rounded: one of 19 in a ResNet-20, four of 53 in a ResNet-50.
     What is there goes to the classifier, and is about what the picture is of.
 
     >>> Evidence(budget=0.02)
-    Evidence(budget=0.02, strength=0.06, base=0.1, least=0.1, bands=True)
+    Evidence(budget=0.02, strength=0.06, base=0.1, least=0.05, bands=True)
     """
 
     budget: float = 0.01
     strength: float = 0.06
     base: float = 0.1
-    least: float = 0.1
+    least: float = 0.05
     bands: bool = True
 
     def __post_init__(self) -> None:

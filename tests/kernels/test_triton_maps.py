@@ -22,7 +22,8 @@ SHAPES = [
     ((2, 3, 9, 13), True),  # no power of two
     ((1, 5, 8, 8), True),  # a power of two
     ((2, 3, 4, 4), True),  # most of it border
-    ((1, 2, 19, 7), True),  # two segments, the second not full
+    ((1, 2, 19, 7), True),  # an odd number of rows
+    ((1, 2, 61, 7), True),  # one strip, several segments, the last odd
     ((1, 40, 5, 6), True),  # more channels than a program takes
     ((1, 1, 1, 1), True),  # smallest
     ((2, 2, 1, 5), True),  # one row
@@ -30,8 +31,8 @@ SHAPES = [
     ((3, 4, 7), False),  # a sequence
     ((2, 3, 3, 4, 5), False),  # a volume
     ((1, 3, 10, 70), True),  # several strips
-    ((1, 2, 35, 40), True),  # several strips, several segments
-    ((1, 2, 70, 70), False),  # several rows of our making, several segments
+    ((1, 2, 35, 40), True),  # channels last: several strips, several segments
+    ((1, 2, 70, 70), False),  # several rows of our making; channels last: several segments
 ]
 shapes = pytest.mark.parametrize(("shape", "bands"), SHAPES, ids=str)
 
@@ -64,8 +65,9 @@ def wanted(x: Tensor, usual: Tensor, openness: Tensor | None = None) -> tuple[Te
     A sum that adds to the k-th depth is within k roundings of the sum of what it adds. So the mean is off by at most
     k u A, for values up to A. A local mean is off by 16 u A at most, a variance, whose sum of squares is one of values
     less the pivot, by 4 k u (variance + (mean - pivot)²) and 16 u A times the root of it; ½ log(variance + floor) by
-    half of that over (variance + floor). A share w(z) of the way (centre - s) has a slope of 3/2 at most in s, since
-    that of w times (centre - s) is 2 z² κ / (z² + κ)² <= 1/2. Last, the result rounds what it is made of.
+    half of that over (variance + floor). A share w(z) of the way (centre - s), and a mix of the rest, have a slope of
+    3/2 at most in s, since that of w times (centre - s) is 2 z² κ / (z² + κ)² <= 1/2. Last, the result rounds what it
+    is made of.
     """
     bands = usual.shape[1] == 3
     mean, parts = parts_of(x, bands)
@@ -75,8 +77,10 @@ def wanted(x: Tensor, usual: Tensor, openness: Tensor | None = None) -> tuple[Te
     statistics = channels.statistics(found, usual[3])
     z2 = channels.evidence(statistics, usual)
     open_by = 1 if openness is None else openness.double()[:, None, None]
-    z2, base = z2 * open_by, usual[4] * open_by
-    moves = (base + (1 - base) * z2 / (z2 + usual[2])) * (usual[0] - statistics)
+    z2, base, away = z2 * open_by, usual[4] * open_by, statistics - usual[0]
+    mixed = 0.5 * torch.log1p(base * torch.expm1(2 * away))
+    mixed[:, 0] = (base * away)[:, 0]
+    moves = -(mixed + z2 / (z2 + usual[2]) * (away - mixed))
     out, gains = mean + moves[:, 0, :, None, None], moves[:, 1:].exp()
     for k, (part, tilt) in enumerate(zip(parts, tilts, strict=True)):
         out = out + gains[:, k, :, None, None] * (part - tilt)
@@ -147,8 +151,8 @@ def test_triton_measures_what_the_specification_does(device, last, shape, bands)
 def test_triton_does_not_depend_on_the_batch_to_the_last_bit(device, last, bands):
     from trueup.kernels import triton_maps
 
-    x = laid_out(3 * maps(3, 3, 34, 19).to(device), last)  # several segments
-    usual = reference(maps(30, 3, 34, 19), bands=bands).to(device)
+    x = laid_out(3 * maps(3, 3, 61, 19).to(device), last)  # several segments
+    usual = reference(maps(30, 3, 61, 19), bands=bands).to(device)
     together = triton_maps.realign(x, usual)
     assert torch.cat([triton_maps.realign(laid_out(image[None], last), usual) for image in x]).equal(together)
     assert triton_maps.moments(x[:1].clone(), bands).equal(triton_maps.moments(x, bands)[:1])
@@ -201,6 +205,21 @@ def test_triton_takes_other_layouts_and_nothing_at_all(device):
     assert triton_maps.moments(turned, True).equal(triton_maps.moments(x, True))
     assert triton_maps.realign(x[:0], usual).shape == (0, 4, 8, 8)
     assert triton_maps.moments(x[:0], True).shape == (0, 5, 4)
+
+
+@devices
+@layouts
+@pytest.mark.parametrize("scale", [1e-12, 50.0, 1e12])
+def test_triton_mixes_variances_that_are_very_far_from_the_usual_ones(device, last, scale):
+    from trueup.kernels import triton_maps
+
+    usual = reference(maps(30, 4, 9, 8), bands=True)
+    usual[2], usual[3] = torch.inf, 1e-30  # no evidence, only the base
+    usual[4, 2] = torch.tensor([0, 0.1, 0.5, 1])
+    x = laid_out(scale * maps(3, 4, 9, 8, seed=1), last)
+    found = triton_maps.realign(x.to(device), usual.to(device)).cpu()
+    wanted = channels.realign(x.double(), usual)
+    torch.testing.assert_close(found.double() / scale, wanted / scale, rtol=1e-4, atol=1e-5)
 
 
 @devices

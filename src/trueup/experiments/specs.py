@@ -35,7 +35,7 @@ ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
 RULES = (
     Realign(),
     Realign(least=0.0),
-    Realign(budget=1.0, strength=0.005, base=0.03),
+    Realign(budget=1.0, strength=0.002, base=0.045),
 )
 """The settings of our own rule that are reported: the default, without images that look usual, without a gate."""
 

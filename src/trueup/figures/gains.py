@@ -32,12 +32,12 @@ def draw_gains(experiment: Experiment, rows: Sequence[Row], path: Path) -> Path 
             height_ratios=[len(found) for found in panels.values()],
         )
         for (norm, found), axes in zip(panels.items(), drawn[:, 0], strict=True):
-            for row, label, colour, marker in (("clean", "clean", GREY, "o"), ("average", "corrupted", BLUE, "D")):
+            for row, label, colour, marker in (("clean", "clean", GREY, "o"), ("average", "corrupted", ORANGE, "D")):
                 for number, (name, gain) in enumerate(found.items()):
                     value, spread = gain[row]
                     ours = name.startswith("evidence") and row == "average"
                     axes.errorbar(
-                        value, number, xerr=spread or 0, color=ORANGE if ours else colour, marker=marker, markersize=4,
+                        value, number, xerr=spread or 0, color=BLUE if ours else colour, marker=marker, markersize=4,
                         capsize=2, linestyle="", label=label if number == 0 else "_",
                     )  # fmt: skip
             axes.axvline(0, color="#999999", linewidth=0.8)
@@ -45,5 +45,5 @@ def draw_gains(experiment: Experiment, rows: Sequence[Row], path: Path) -> Path 
             axes.set_ylim(len(found) - 0.5, -0.5)
             quiet(axes, grid="x")
         drawn[0, 0].legend(frameon=False, loc="best")
-        drawn[-1, 0].set_xlabel("gain over uncorrected, points (orange: our rule)")
+        drawn[-1, 0].set_xlabel("gain over uncorrected, points (blue: our rule)")
         return save(figure, path)

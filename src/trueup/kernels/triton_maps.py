@@ -21,7 +21,8 @@ from trueup.kernels.triton_launch import Launch, aligned, overlap, overlaps
 from trueup.kernels.triton_norm import scale_of
 from trueup.kernels.triton_strips import coefficients, part_of, pivot_of, sums_of, tell, write_segment
 
-ROWS = 28  # of a segment, at most; but a map of twice as many in one strip is one segment
+ROWS = 20  # of a segment, at most; even, as they are taken two at a time
+WHOLE = 56  # rows of a map that is one segment, at most, if it is one strip
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
 COLUMNS = {True: 16, False: 64}  # of a strip, at most: where channels lie last, and where they do not
 
@@ -158,18 +159,18 @@ def _plan(
     strips = -(-width // (2 * pairs))
     each = 16 // dtype.itemsize if last else max(1, pairs // 8)  # pairs of a thread
     maps = min(_power(channels), LINE // dtype.itemsize if last else 64 * each // pairs)
-    longest = ROWS if bands else 4 * ROWS
-    parts = 1 if strips == 1 and rows <= 2 * longest else -(-rows // longest)
+    more = 1 if bands else 4  # rows are shorter work
+    parts = 1 if strips == 1 and rows <= more * WHOLE else -(-rows // (more * ROWS))
     segments = strips * parts
     tiles = -(-channels // maps)
     if split is None:
         split = segments > 1
     early = overlaps(device, tiles * segments * batch)
-    constants = (maps, pairs, -(-rows // parts), last, channels % maps == 0, bands, early)
+    constants = (maps, pairs, 2 * -(-rows // (2 * parts)), last, channels % maps == 0, bands, early)
     warps = max(1, min(8, maps * pairs // (32 * each)))
     # As few registers as do without putting much aside: the more programs at once, the better they hide each other's
     # waiting for memory.
-    registers = 64 + 8 * each + (0 if split else 32)
+    registers = 88 + 10 * each if last else 64 + 8 * each + (0 if split else 32)
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
     options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
     if early:

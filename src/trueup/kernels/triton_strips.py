@@ -2,8 +2,13 @@
 
 A program takes some channels of an image and goes down a strip of their maps, row by row, two columns a lane: one
 beside the other where channels lie last, so that they share what is between, and else half a strip apart, so that
-neighbouring lanes read neighbouring columns. Local means are sums over three rows, of which two are known from the row
-before, and the row after the next is on its way while one is worked on.
+neighbouring lanes read neighbouring columns. Local means are sums over three rows, each a sum over three columns, which
+is known from the row before.
+
+Where channels lie last, it takes two rows at a time, which saves a sum and most of the moving of numbers from register
+to register, while the next are on their way to the processor's own memory. Elsewhere neighbours do not lie at round
+addresses, which that memory is slow to take; there it is one row at a time, with the next but one on its way to
+registers.
 
 Sums are those of a map without a *pivot*, the mean of its first values, since the mean is not known before the map was
 read, and squares of what is far from zero would cancel in float32. With first values that are the share f of a map's,
@@ -14,6 +19,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+_AHEAD = tl.constexpr(3)  # pairs of rows that are worked on or on their way
 
 
 @triton.jit
@@ -36,10 +43,23 @@ def _segment(segment, rows, strips, EACH: tl.constexpr, PAIRS: tl.constexpr, LAS
 
 
 @triton.jit
-def _lanes(x, channel, column, y, channels, n, width, LAST: tl.constexpr):
-    """Where some columns of row `y` of some maps are."""
-    pixel = (y * width + column)[None, :]
-    return x + (pixel * channels + channel[:, None] if LAST else channel[:, None] * n + pixel)
+def _row(x, y, channel, column, channels, n, width, LAST: tl.constexpr):
+    """Where row `y` of some maps is: of all of them where channels lie last, and else each lane's own place."""
+    return x + (y * width * channels if LAST else channel[:, None] * n + (y * width + column)[None, :])
+
+
+@triton.jit
+def _spots(channel, column, channels, GAP: tl.constexpr, LAST: tl.constexpr):
+    """Where, from `_row` on, are the column before, itself and after, for the first and for the second of a pair.
+
+    As what the compiler keeps in fewest registers: all from one place, or few from each lane's.
+    """
+    if LAST:
+        at = column[None, :] * channels + channel[:, None]
+        spots = at - channels, at, at + channels, at, at + channels, at + 2 * channels
+    else:
+        spots = -1, 0, 1, GAP - 1, GAP, GAP + 1
+    return spots
 
 
 @triton.jit
@@ -51,7 +71,7 @@ def _inside(channel, column, channels, width, EVEN: tl.constexpr):
 
 @triton.jit
 def _masks(channel, column, channels, width, GAP: tl.constexpr, EVEN: tl.constexpr):
-    """Which there are of the column before, itself and after, for the first and for the second of a pair."""
+    """Which there are of those of `_spots`."""
     return (
         _inside(channel, column - 1, channels, width, EVEN),
         _inside(channel, column, channels, width, EVEN),
@@ -63,16 +83,16 @@ def _masks(channel, column, channels, width, GAP: tl.constexpr, EVEN: tl.constex
 
 
 @triton.jit
-def _six(at, step, there, masks, PAIRS: tl.constexpr, LAST: tl.constexpr):
+def _six(row, spots, there, masks, LAST: tl.constexpr):
     """Each of a pair of columns and those beside it, of a row, if that is `there`."""
-    a = tl.load(at - step, mask=masks[0] & there, other=0.0)
-    b = tl.load(at, mask=masks[1] & there, other=0.0)
-    c = tl.load(at + step, mask=masks[2] & there, other=0.0)
-    f = tl.load(at + (2 if LAST else PAIRS + 1) * step, mask=masks[5] & there, other=0.0)
+    a = tl.load(row + spots[0], mask=masks[0] & there, other=0.0)
+    b = tl.load(row + spots[1], mask=masks[1] & there, other=0.0)
+    c = tl.load(row + spots[2], mask=masks[2] & there, other=0.0)
+    f = tl.load(row + spots[5], mask=masks[5] & there, other=0.0)
     if LAST:
         return a, b, c, b, c, f
-    d = tl.load(at + (PAIRS - 1) * step, mask=masks[3] & there, other=0.0)
-    e = tl.load(at + PAIRS * step, mask=masks[4] & there, other=0.0)
+    d = tl.load(row + spots[3], mask=masks[3] & there, other=0.0)
+    e = tl.load(row + spots[4], mask=masks[4] & there, other=0.0)
     return a, b, c, d, e, f
 
 
@@ -88,15 +108,13 @@ def _three(row, LAST: tl.constexpr):
 
 
 @triton.jit
-def _enter(at, down, step, top, rows, masks, PAIRS: tl.constexpr, LAST: tl.constexpr):
-    """What is known at the top of a segment, whose first row is `at`: of the row above it and of the first, the sums of
-    three, and the values of the first; and the second row, which lies `down` from the first.
+def _enter(row, down, spots, top, masks, LAST: tl.constexpr):
+    """What is known at the top of a segment, whose first `row` lies `down` from the one above: the sums of three of
+    both, and the first row's values.
     """
-    above0, above1 = _three(_six(at - down, step, top > 0, masks, PAIRS, LAST), LAST)
-    row = _six(at, step, True, masks, PAIRS, LAST)
-    here0, here1 = _three(row, LAST)
-    second = _six(at + down, step, top + 1 < rows, masks, PAIRS, LAST)
-    return above0, above1, here0, here1, row[1].to(tl.float32), row[4].to(tl.float32), second
+    above = _three(_six(row - down, spots, top > 0, masks, LAST), LAST)
+    first = _six(row, spots, True, masks, LAST)
+    return above, _three(first, LAST), (first[1], first[4])
 
 
 @triton.jit
@@ -111,7 +129,8 @@ def pivot_of(x, channel, channels, n, width, LAST: tl.constexpr, EVEN: tl.conste
     """The mean of the first values of each map."""
     column, count = tl.arange(0, 16), tl.minimum(tl.minimum(width, n), 16)
     inside = _inside(channel, column, channels, count, EVEN)
-    first = tl.load(_lanes(x, channel, column, 0, channels, n, width, LAST), mask=inside, other=0.0)
+    spots = _spots(channel, column, channels, 1, LAST)
+    first = tl.load(_row(x, 0, channel, column, channels, n, width, LAST) + spots[1], mask=inside, other=0.0)
     return tl.sum(first.to(tl.float32), axis=1) / count
 
 
@@ -125,52 +144,77 @@ def sums_of(
     squares, of the high band's absolute values. Without bands, all is in the low one, and the last two are 0.
     """
     top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS, LAST)
-    step = channels if LAST else 1
     gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
-    masks, down = _masks(channel, column, channels, width, gap, EVEN), width * step
-    first, second = masks[1], masks[4]
+    masks, down = _masks(channel, column, channels, width, gap, EVEN), width * (channels if LAST else 1)
+    spots = _spots(channel, column, channels, gap, LAST)
     nothing = tl.zeros([MAPS, PAIRS], tl.float32)
-    low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
     if not BANDS:
+        low, low2 = nothing, nothing
         for y in tl.range(top, bottom, loop_unroll_factor=2):
-            at = _lanes(x, channel, column, y, channels, n, width, LAST)
-            there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + gap < n)[None, :]
-            value0, value1 = tl.load(at, mask=there0, other=0.0), tl.load(at + gap * step, mask=there1, other=0.0)
+            there0, there1 = _there(y * width + column, n, masks, gap)
+            row = _row(x, y, channel, column, channels, n, width, LAST)
+            value0, value1 = _pair(row, spots, there0, there1)
             away0 = tl.where(there0, value0.to(tl.float32) - pivot[:, None], 0.0)
             away1 = tl.where(there1, value1.to(tl.float32) - pivot[:, None], 0.0)
             low += away0 + away1
             low2 = tl.fma(away1, away1, tl.fma(away0, away0, low2))
         none = tl.zeros([MAPS], tl.float32)
         return tl.sum(low, axis=1), none, tl.sum(low2, axis=1), none, none, none
-    at = _lanes(x, channel, column, top, channels, n, width, LAST)
-    above0, above1, here0, here1, value0, value1, row = _enter(at, down, step, top, rows, masks, PAIRS, LAST)
-    at += down
-    share0, share1 = _share(column, width), _share(column + gap, width)
-    centre0, centre1 = tl.where(first, pivot[:, None], 0.0), tl.where(second, pivot[:, None], 0.0)
-    for y in range(top, bottom):
-        at += down
-        following = _six(at, step, (y < bottom - 1) & (y + 2 < rows), masks, PAIRS, LAST)
-        below0, below1 = _three(row, LAST)
-        part = _share(y, rows)
-        sum0, sum1 = above0 + here0 + below0, above1 + here1 + below1
-        weight0, weight1 = (share0 * part)[None, :], (share1 * part)[None, :]
-        smooth0, smooth1 = tl.fma(sum0, weight0, -centre0), tl.fma(sum1, weight1, -centre1)
-        sharp0, sharp1 = tl.fma(sum0, -weight0, value0), tl.fma(sum1, -weight1, value1)
-        low += smooth0 + smooth1
-        high += sharp0 + sharp1
-        low2 = tl.fma(smooth1, smooth1, tl.fma(smooth0, smooth0, low2))
-        high2 = tl.fma(sharp1, sharp1, tl.fma(sharp0, sharp0, high2))
-        if ALL:
-            both0, both1 = smooth0 + sharp0, smooth1 + sharp1
-            square = tl.fma(both1, both1, tl.fma(both0, both0, square))
-            rough += tl.abs(sharp0) + tl.abs(sharp1)
-        above0, above1, here0, here1 = here0, here1, below0, below1
-        value0, value1 = row[1].to(tl.float32), row[4].to(tl.float32)
-        row = following
+    row = _row(x, top, channel, column, channels, n, width, LAST)
+    above, here, values = _enter(row, down, spots, top, masks, LAST)
+    row += down
+    shares = _share(column, width), _share(column + gap, width)
+    centres = tl.where(masks[1], pivot[:, None], 0.0), tl.where(masks[4], pivot[:, None], 0.0)
+    sums = nothing, nothing, nothing, nothing, nothing, nothing
+    if LAST:
+        for y in tl.range(top, bottom - 1, 2, num_stages=_AHEAD):
+            one = _six(row, spots, True, masks, LAST)
+            two = _six(row + down, spots, y + 2 < rows, masks, LAST)
+            row += 2 * down
+            below, under = _three(one, LAST), _three(two, LAST)
+            between = here[0] + below[0], here[1] + below[1]
+            nine = above[0] + between[0], above[1] + between[1]
+            sums = _with_row(sums, nine, values, shares, centres, _share(y, rows), ALL)
+            nine = between[0] + under[0], between[1] + under[1]
+            sums = _with_row(sums, nine, (one[1], one[4]), shares, centres, _share(y + 1, rows), ALL)
+            above, here, values = below, under, (two[1], two[4])
+        if (bottom - top) % 2 == 1:  # the last row of a map: segments are even but for the last
+            nine = above[0] + here[0], above[1] + here[1]
+            sums = _with_row(sums, nine, values, shares, centres, _share(bottom - 1, rows), ALL)
+    else:
+        following = _six(row, spots, top + 1 < rows, masks, LAST)
+        for y in range(top, bottom):
+            row += down
+            next_but_one = _six(row, spots, (y < bottom - 1) & (y + 2 < rows), masks, LAST)
+            below = _three(following, LAST)
+            nine = above[0] + (here[0] + below[0]), above[1] + (here[1] + below[1])
+            sums = _with_row(sums, nine, values, shares, centres, _share(y, rows), ALL)
+            above, here, values = here, below, (following[1], following[4])
+            following = next_but_one
+    low, high, low2, high2, square, rough = sums
     return (
         tl.sum(low, axis=1), tl.sum(high, axis=1), tl.sum(low2, axis=1), tl.sum(high2, axis=1),
         tl.sum(square, axis=1), tl.sum(rough, axis=1),
     )  # fmt: skip
+
+
+@triton.jit
+def _with_row(sums, nine, values, shares, centres, part, ALL: tl.constexpr):
+    """The sums of `sums_of` with those of a row, of which the sums of nine and the values are given."""
+    low, high, low2, high2, square, rough = sums
+    weight0, weight1 = (shares[0] * part)[None, :], (shares[1] * part)[None, :]
+    smooth0, smooth1 = tl.fma(nine[0], weight0, -centres[0]), tl.fma(nine[1], weight1, -centres[1])
+    sharp0 = tl.fma(nine[0], -weight0, values[0].to(tl.float32))
+    sharp1 = tl.fma(nine[1], -weight1, values[1].to(tl.float32))
+    low += smooth0 + smooth1
+    high += sharp0 + sharp1
+    low2 = tl.fma(smooth1, smooth1, tl.fma(smooth0, smooth0, low2))
+    high2 = tl.fma(sharp1, sharp1, tl.fma(sharp0, sharp0, high2))
+    if ALL:
+        both0, both1 = smooth0 + sharp0, smooth1 + sharp1
+        square = tl.fma(both1, both1, tl.fma(both0, both0, square))
+        rough += tl.abs(sharp0) + tl.abs(sharp1)
+    return low, high, low2, high2, square, rough
 
 
 @triton.jit
@@ -185,7 +229,7 @@ def coefficients(
     """
     k: tl.constexpr = 3 if BANDS else 2
     mean = tl.fma(pivot + (low + high) / n, scale, shift)
-    moved = _shift(usual, gate, channel, mean, 0, channels, k)
+    moved = _mean_shift(usual, gate, channel, mean, channels, k)
     average, tilt, square = low / n, -high / n, scale * scale
     soft = tl.exp(_deviation_shift(usual, gate, channel, (low2 / n - average * average) * square, 1, channels, k))
     if BANDS:
@@ -203,22 +247,32 @@ def coefficients(
 
 
 @triton.jit
-def _deviation_shift(usual, gate, channel, variance, which, channels, k: tl.constexpr):
-    floor = tl.load(usual + (3 * k + which) * channels + channel, mask=channel < channels, other=1.0).to(tl.float32)
-    return _shift(usual, gate, channel, 0.5 * tl.log(_not_negative(variance) + floor), which, channels, k)
+def _mean_shift(usual, gate, channel, mean, channels, k: tl.constexpr):
+    away, share, base = _evidence(usual, gate, channel, mean, 0, channels, k)
+    return -(share * away + (1 - share) * (base * away))
 
 
 @triton.jit
-def _shift(usual, gate, channel, statistic, which, channels, k: tl.constexpr):
-    """How far a statistic is moved: as `channels.shifts`."""
+def _deviation_shift(usual, gate, channel, variance, which, channels, k: tl.constexpr):
+    floor = tl.load(usual + (3 * k + which) * channels + channel, mask=channel < channels, other=1.0).to(tl.float32)
+    statistic = 0.5 * tl.log(_not_negative(variance) + floor)
+    away, share, base = _evidence(usual, gate, channel, statistic, which, channels, k)
+    square = tl.exp(2 * tl.minimum(tl.maximum(away, -20.0), 20.0))
+    return -(share * away + (1 - share) * (0.5 * tl.log(1 - base + base * square)))
+
+
+@triton.jit
+def _evidence(usual, gate, channel, statistic, which, channels, k: tl.constexpr):
+    """How far a statistic is from its centre, what share of that evidence takes away, and its base."""
     at, inside = usual + which * channels + channel, channel < channels
     centre = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     spread = tl.load(at + k * channels, mask=inside, other=1.0).to(tl.float32)
     kappa = tl.load(at + 2 * k * channels, mask=inside, other=1.0).to(tl.float32)
-    z = (statistic - centre) / spread
+    base = tl.load(at + 4 * k * channels, mask=inside, other=0.0).to(tl.float32)
+    away = statistic - centre
+    z = away / spread
     z2 = tl.minimum(z * z, 1e30) * gate
-    base = tl.load(at + 4 * k * channels, mask=inside, other=0.0).to(tl.float32) * gate
-    return (base + (1 - base) * (z2 / (z2 + kappa))) * (centre - statistic)
+    return away, z2 / (z2 + kappa), base * gate
 
 
 @triton.jit
@@ -234,54 +288,96 @@ def write_segment(
 ):  # fmt: skip
     """A segment of each map: start + gain * value + gain * local mean, or as it is where it is not moved."""
     top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS, LAST)
-    step = channels if LAST else 1
     gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
-    masks, down = _masks(channel, column, channels, width, gap, EVEN), width * step
-    first, second = masks[1], masks[4]
-    start, gain, gain_of_mean, moves = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None]
-    if BANDS:
-        at = _lanes(x, channel, column, top, channels, n, width, LAST)
-        above0, above1, here0, here1, value0, value1, row = _enter(at, down, step, top, rows, masks, PAIRS, LAST)
-        at += down
-        share0, share1 = _share(column, width), _share(column + gap, width)
-        for y in range(top, bottom):
-            at += down
-            following = _six(at, step, (y < bottom - 1) & (y + 2 < rows), masks, PAIRS, LAST)
-            below0, below1 = _three(row, LAST)
-            part = _share(y, rows)
-            local0 = (above0 + here0 + below0) * (share0 * part)[None, :]
-            local1 = (above1 + here1 + below1) * (share1 * part)[None, :]
-            # What is not moved may have local means that are no numbers.
-            new0 = tl.fma(tl.where(moves, local0, 0.0), gain_of_mean, tl.fma(value0, gain, start))
-            new1 = tl.fma(tl.where(moves, local1, 0.0), gain_of_mean, tl.fma(value1, gain, start))
-            to = _lanes(out, channel, column, y, channels, n, width, LAST)
-            more = _lanes(residual, channel, column, y, channels, n, width, LAST)
-            _finish(to, more, new0, moves, first, ADD, RELU)
-            _finish(to + gap * step, more + gap * step, new1, moves, second, ADD, RELU)
-            above0, above1, here0, here1 = here0, here1, below0, below1
-            value0, value1 = row[1].to(tl.float32), row[4].to(tl.float32)
-            row = following
-    else:
+    masks, down = _masks(channel, column, channels, width, gap, EVEN), width * (channels if LAST else 1)
+    spots = _spots(channel, column, channels, gap, LAST)
+    rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None]
+    if not BANDS:
         for y in tl.range(top, bottom, loop_unroll_factor=2):
-            at = _lanes(x, channel, column, y, channels, n, width, LAST)
-            there0, there1 = first & (y * width + column < n)[None, :], second & (y * width + column + gap < n)[None, :]
-            value0, value1 = tl.load(at, mask=there0, other=0.0), tl.load(at + gap * step, mask=there1, other=0.0)
-            new0 = tl.fma(value0.to(tl.float32), gain, start)
-            new1 = tl.fma(value1.to(tl.float32), gain, start)
-            to = _lanes(out, channel, column, y, channels, n, width, LAST)
-            more = _lanes(residual, channel, column, y, channels, n, width, LAST)
-            _finish(to, more, new0, moves, there0, ADD, RELU)
-            _finish(to + gap * step, more + gap * step, new1, moves, there1, ADD, RELU)
+            there0, there1 = _there(y * width + column, n, masks, gap)
+            row = _row(x, y, channel, column, channels, n, width, LAST)
+            more = _row(residual, y, channel, column, channels, n, width, LAST)
+            to = _row(out, y, channel, column, channels, n, width, LAST)
+            value0, value1 = _pair(row, spots, there0, there1)
+            more0, more1 = _pair(more, spots, there0, there1) if ADD else (value0, value1)
+            new0 = tl.fma(value0.to(tl.float32), rule[1], rule[0])
+            new1 = tl.fma(value1.to(tl.float32), rule[1], rule[0])
+            _finish(to + spots[1], new0, more0, rule[3], there0, ADD, RELU)
+            _finish(to + spots[4], new1, more1, rule[3], there1, ADD, RELU)
+        return
+    row = _row(x, top, channel, column, channels, n, width, LAST)
+    above, here, values = _enter(row, down, spots, top, masks, LAST)
+    row += down
+    shares = _share(column, width), _share(column + gap, width)
+    if LAST:
+        more, to = residual + top * down, out + top * down
+        for y in tl.range(top, bottom - 1, 2, num_stages=_AHEAD):
+            one = _six(row, spots, True, masks, LAST)
+            two = _six(row + down, spots, y + 2 < rows, masks, LAST)
+            more_one = _pair(more, spots, masks[1], masks[4]) if ADD else values
+            more_two = _pair(more + down, spots, masks[1], masks[4]) if ADD else values
+            below, under = _three(one, LAST), _three(two, LAST)
+            between = here[0] + below[0], here[1] + below[1]
+            nine = above[0] + between[0], above[1] + between[1]
+            _write_row(to, spots, nine, values, shares, _share(y, rows), rule, more_one, masks, ADD, RELU)
+            nine = between[0] + under[0], between[1] + under[1]
+            _write_row(
+                to + down, spots, nine, (one[1], one[4]), shares, _share(y + 1, rows), rule, more_two, masks, ADD, RELU
+            )
+            above, here, values = below, under, (two[1], two[4])
+            row, more, to = row + 2 * down, more + 2 * down, to + 2 * down
+        if (bottom - top) % 2 == 1:
+            more_one = _pair(more, spots, masks[1], masks[4]) if ADD else values
+            nine = above[0] + here[0], above[1] + here[1]
+            _write_row(to, spots, nine, values, shares, _share(bottom - 1, rows), rule, more_one, masks, ADD, RELU)
+    else:
+        following = _six(row, spots, top + 1 < rows, masks, LAST)
+        for y in range(top, bottom):
+            row += down
+            next_but_one = _six(row, spots, (y < bottom - 1) & (y + 2 < rows), masks, LAST)
+            more = _row(residual, y, channel, column, channels, n, width, LAST)
+            more_one = _pair(more, spots, masks[1], masks[4]) if ADD else values
+            to = _row(out, y, channel, column, channels, n, width, LAST)
+            below = _three(following, LAST)
+            nine = above[0] + (here[0] + below[0]), above[1] + (here[1] + below[1])
+            _write_row(to, spots, nine, values, shares, _share(y, rows), rule, more_one, masks, ADD, RELU)
+            above, here, values = here, below, (following[1], following[4])
+            following = next_but_one
 
 
 @triton.jit
-def _finish(out, residual, value, moves, inside, ADD: tl.constexpr, RELU: tl.constexpr):
+def _there(pixel, n, masks, GAP: tl.constexpr):
+    """Which there are of a pair of pixels, where the last row may be shorter."""
+    return masks[1] & (pixel < n)[None, :], masks[4] & (pixel + GAP < n)[None, :]
+
+
+@triton.jit
+def _pair(row, spots, there0, there1):
+    return tl.load(row + spots[1], mask=there0, other=0.0), tl.load(row + spots[4], mask=there1, other=0.0)
+
+
+@triton.jit
+def _write_row(
+    to, spots, nine, values, shares, part, rule, more, masks, ADD: tl.constexpr, RELU: tl.constexpr
+):  # fmt: skip
+    """A row of `write_segment`, of which the sums of nine and the values are given."""
+    start, gain, gain_of_mean, moves = rule
+    local0, local1 = nine[0] * (shares[0] * part)[None, :], nine[1] * (shares[1] * part)[None, :]
+    # What is not moved may have local means that are no numbers.
+    new0 = tl.fma(tl.where(moves, local0, 0.0), gain_of_mean, tl.fma(values[0].to(tl.float32), gain, start))
+    new1 = tl.fma(tl.where(moves, local1, 0.0), gain_of_mean, tl.fma(values[1].to(tl.float32), gain, start))
+    _finish(to + spots[1], new0, more[0], moves, masks[1], ADD, RELU)
+    _finish(to + spots[4], new1, more[1], moves, masks[4], ADD, RELU)
+
+
+@triton.jit
+def _finish(out, value, more, moves, inside, ADD: tl.constexpr, RELU: tl.constexpr):
     """What follows in the model, and the result. What is not moved is rounded as if this were done in steps."""
     dtype: tl.constexpr = out.dtype.element_ty
     if dtype == tl.float16:  # a reference may lie beyond what float16 holds
         value = tl.where(moves, tl.minimum(tl.maximum(value, -65504.0), 65504.0), value)
     if ADD:
-        value += tl.load(residual, mask=inside, other=0.0).to(tl.float32)
+        value += more.to(tl.float32)
     if RELU:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out, value.to(dtype), mask=inside)
