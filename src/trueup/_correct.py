@@ -205,7 +205,7 @@ class _Open(_AtSite):
         super().__init__()
         self.budget, self.least = float(rule.budget), float(rule.least)
         for name, tensor in {**gate._asdict(), **{f"floor{k}": floor for k, floor in enumerate(floors)}}.items():
-            self.register_buffer(name, tensor.contiguous(), persistent=False)
+            self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, *seen: Tensor) -> Tensor:
         gate = Gate(*(self.get_buffer(name) for name in Gate._fields))

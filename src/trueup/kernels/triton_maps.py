@@ -159,8 +159,8 @@ def _plan(
     strips = -(-width // (2 * pairs))
     each = 16 // dtype.itemsize if last else max(1, pairs // 8)  # pairs of a thread
     maps = min(_power(channels), LINE // dtype.itemsize if last else 64 * each // pairs)
-    more = 1 if bands else 4  # rows are shorter work
-    parts = 1 if strips == 1 and rows <= more * WHOLE else -(-rows // (more * ROWS))
+    longer = 1 if bands else 4  # a row is less work without them
+    parts = 1 if strips == 1 and rows <= longer * WHOLE else -(-rows // (longer * ROWS))
     segments = strips * parts
     tiles = -(-channels // maps)
     if split is None:

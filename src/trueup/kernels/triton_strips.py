@@ -353,13 +353,12 @@ def _there(pixel, n, masks, GAP: tl.constexpr):
 
 @triton.jit
 def _pair(row, spots, there0, there1):
+    """A pair of columns of a row, where there are."""
     return tl.load(row + spots[1], mask=there0, other=0.0), tl.load(row + spots[4], mask=there1, other=0.0)
 
 
 @triton.jit
-def _write_row(
-    to, spots, nine, values, shares, part, rule, more, masks, ADD: tl.constexpr, RELU: tl.constexpr
-):  # fmt: skip
+def _write_row(to, spots, nine, values, shares, part, rule, more, masks, ADD: tl.constexpr, RELU: tl.constexpr):
     """A row of `write_segment`, of which the sums of nine and the values are given."""
     start, gain, gain_of_mean, moves = rule
     local0, local1 = nine[0] * (shares[0] * part)[None, :], nine[1] * (shares[1] * part)[None, :]
