@@ -5,7 +5,7 @@
 A row a setting: the accuracy on clean test images, the share of predictions on them that it changes, and the mean
 accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The settings are the model's own,
 BN mixing, the default of `Evidence` and others that differ in one field, some without a gate, and the default with
-other constants that are no fields (what means count, and the share of the norms that is left alone, the last ones).
+other constants that are no fields (what evidence counts, and the share of the norms that is left alone, the last ones).
 All images are kept on the device. Rows are appended to a CSV.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import csv
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -22,29 +23,31 @@ import torch
 from torch import Tensor
 
 from trueup.cli.train import parse_seeds
-from trueup.evaluation import Benchmark, Case, Method, Mixed, Realign, Subject, Uncorrected, read_subjects
+from trueup.evaluation import Benchmark, Case, Method, Realign, Subject, Uncorrected, read_subjects
 from trueup.evaluation.calibration import targets_of
 from trueup.evaluation.precision import measured_precision
 from trueup.evaluation.processes import ALONE
+from trueup.experiments.specs import MIXING, RULES
 
 CHOSEN_ON = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+DEFAULT, _, UNGATED = RULES
 METHODS: tuple[Method, ...] = (
     Uncorrected(),
-    Mixed(4),
-    Mixed(8),
-    Mixed(16),
-    Realign(),
-    *(Realign(budget=1.0, strength=strength, base=0.045) for strength in (0.0, 0.002, 0.005)),
-    Realign(budget=1.0, strength=0.002, base=0.0),
+    *MIXING,
+    DEFAULT,
+    UNGATED,
+    *(replace(UNGATED, strength=strength) for strength in (0.0, 0.001, 0.01)),
+    *(replace(UNGATED, base=base) for base in (0.0, 0.03, 0.06)),
     *(Realign(budget=budget) for budget in (0.005, 0.02)),
     *(Realign(strength=strength) for strength in (0.03, 0.1)),
-    *(Realign(base=base) for base in (0.0, 0.06, 0.15)),
+    *(Realign(base=base) for base in (0.0, 0.04, 0.12)),
     *(Realign(least=least) for least in (0.0, 0.1, 0.2)),
     Realign(bands=False),
 )
 CONSTANTS = {
-    "means count 0.3": ("trueup.channels.OF_MEANS", 0.3),
-    "means count 1": ("trueup.channels.OF_MEANS", 1.0),
+    "means count half": ("trueup.channels.COUNTS", (0.5, 0.5, 1.0)),
+    "low bands count 1": ("trueup.channels.COUNTS", (0.25, 1.0, 1.0)),
+    "all count 1": ("trueup.channels.COUNTS", (1.0, 1.0, 1.0)),
     "all norms": ("trueup._correct.LAST", 0.0),
     "but the last tenth": ("trueup._correct.LAST", 0.1),
 }

@@ -238,7 +238,7 @@ def test_the_strength_is_what_clean_images_lose_if_all_are_open():
     targets = trueup.calibrate(model, x.split(50))
     for strength in (0.01, 0.1):
         usual = targets.channels["stem.1"].reference(strength, bands=True)
-        usual = trueup.channels.counting(usual, 1 / trueup.channels.OF_MEANS, slice(0, 1))  # means count half
+        usual[2] *= torch.tensor(trueup.channels.COUNTS)[:, None]  # as if all evidence counted in full
         moments = trueup.channels.moments(first_norm(model, x), bands=True)[:, [0, 2, 3]].double()
         before = trueup.channels.statistics(moments, usual[3])
         lost = trueup.channels.shifts(before, usual).square().mean(0) / before.var(0, correction=0)

@@ -204,12 +204,14 @@ class _Open(_AtSite):
     def __init__(self, gate: Gate, floors: list[Tensor], rule: Evidence) -> None:
         super().__init__()
         self.budget, self.least = float(rule.budget), float(rule.least)
-        for name, tensor in {**gate._asdict(), **{f"floor{k}": floor for k, floor in enumerate(floors)}}.items():
+        tensors = {**gate._asdict(), **{f"floor{k}": floor for k, floor in enumerate(floors)}}
+        self.names = list(tensors)
+        for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, *seen: Tensor) -> Tensor:
-        gate = Gate(*(self.get_buffer(name) for name in Gate._fields))
-        floors = [self.get_buffer(f"floor{k}") for k in range(len(seen))]
+        tensors = [getattr(self, name) for name in self.names]
+        gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]
         return kernels.openness(seen, floors, gate, self.budget, self.least)
 
     def extra_repr(self) -> str:
@@ -250,11 +252,11 @@ class _Realign(_AtSite):
             a = norm(a)
         if self.changes:
             # What is added may also be a number, or another tensor than the kernel can add.
-            along = residual.movedim(self.channels, 1) if kernels.alike(a, residual) else None
+            along = _moved_dim(residual, self.channels, 1) if kernels.alike(a, residual) else None
             whole = residual is None or along is not None
-            x = a.movedim(self.channels, 1)
+            x = _moved_dim(a, self.channels, 1)
             out = kernels.realign(x, self.reference, openness, residual=along, relu=relu and whole, norm=before)
-            a = out.movedim(1, self.channels)
+            a = _moved_dim(out, 1, self.channels)
             if whole:
                 return a
         elif before is not None:
@@ -267,3 +269,8 @@ class _Realign(_AtSite):
         bands = ", bands" if self.reference.shape[1] == 3 else ""
         share = f", share={self.share:.3g}" if self.share != 1 else ""
         return f"{self.name!r}, strength={self.rule.strength:.3g}, base={self.rule.base:.3g}{share}{bands}"
+
+
+def _moved_dim(a: Tensor, source: int, to: int) -> Tensor:
+    """`movedim`, of which torch makes a view even if nothing moves: a microsecond, of which there are hundreds."""
+    return a if source == to else a.movedim(source, to)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-OF_MEANS = 0.5  # what the evidence and the base of a mean count
+COUNTS = (0.25, 0.5, 1.0)  # what evidence counts: of a mean, of a low band's or a whole map's deviation, a high band's
 
 __all__ = [
     "centre_and_spread",
@@ -126,19 +126,20 @@ def kappa_of(z2: Tensor, strength: float) -> Tensor:
 def reference_of(clean: Tensor, floor: Tensor, *, strength: float, base: float = 0.0) -> Tensor:
     """The reference `(5, k, channels)` from the `statistics` of clean images `(images, k, channels)`.
 
-    For means, evidence and base count less: they say more of what is in a picture.
+    Evidence counts as `COUNTS` says: less where a statistic says more of what is in a picture than of how it was taken.
     """
     centre, spread = centre_and_spread(clean)
     kappa = kappa_of(evidence(clean, torch.stack([centre, spread])), strength)
+    kappa = kappa / kappa.new_tensor(COUNTS[: len(kappa)])[:, None]
     always = spread.isfinite().to(clean.dtype) * base
-    return counting(torch.stack([centre, spread, kappa, floor.to(clean), always]), OF_MEANS, slice(0, 1))
+    return torch.stack([centre, spread, kappa, floor.to(clean), always])
 
 
-def counting(reference: Tensor, share: float, which: slice = slice(None)) -> Tensor:
-    """A reference in which the evidence and the base of some statistics count for a share of what they did."""
+def counting(reference: Tensor, share: float) -> Tensor:
+    """A reference in which all evidence, and the base, count for a share of what they did."""
     counted = reference.clone()
-    counted[2, which] /= share
-    counted[4, which] *= share
+    counted[2] /= share
+    counted[4] *= share
     return counted
 
 

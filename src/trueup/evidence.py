@@ -10,7 +10,7 @@ _BOUNDS = {
         "0.005 is careful, 0.02 bold, 1 counts all",
     ),
     "strength": ("the share of clean variance that evidence may take away", "0.03 is careful, 0.1 strong"),
-    "base": ("the image's share in a mix with what is usual", "0 asks for evidence, 0.1 is usual"),
+    "base": ("the image's share in a mix with what is usual", "0 asks for evidence, 0.08 is usual"),
     "least": ("how far every image is open at least", "0 leaves usual images alone, 0.05 corrects all a little"),
 }
 
@@ -29,8 +29,8 @@ class Evidence:
     for each channel and statistic on its own: on clean images, this takes away so much of the statistic's variance. 0
     asks for infinite evidence; 1 moves every statistic all the way. What is left of the way it goes without evidence,
     by mixing: a mean by the share `base`, a deviation as if its batch norm had mixed its variance with the image's own,
-    of that share. For a mean, evidence and base count half: it says more of what is in a picture, a deviation more of
-    how it was taken.
+    of that share. Evidence counts a quarter for a mean and half for a deviation, but that of a high band (see `bands`):
+    what is coarse says more of what is in a picture, what is fine more of how it was taken.
 
     `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean
     images that are as unusual as this one, g = log(20 α / p) / log 20, between 0 and 1. With 0, no image counts as
@@ -51,12 +51,12 @@ class Evidence:
     What is there goes to the classifier, and is about what the picture is of.
 
     >>> Evidence(budget=0.02)
-    Evidence(budget=0.02, strength=0.06, base=0.1, least=0.05, bands=True)
+    Evidence(budget=0.02, strength=0.08, base=0.08, least=0.05, bands=True)
     """
 
     budget: float = 0.01
-    strength: float = 0.06
-    base: float = 0.1
+    strength: float = 0.08
+    base: float = 0.08
     least: float = 0.05
     bands: bool = True
 

@@ -183,7 +183,7 @@ def test_a_name_is_what_it_is_parsed_from(text):
 
 
 def test_one_method_has_one_name():
-    assert parse_method("evidence:budget=0.01,base=0.1").name == "evidence"
+    assert parse_method("evidence:budget=0.01,base=0.08").name == "evidence"
     assert Realign(strength=1).name == parse_method("evidence:strength=1").name == "evidence:strength=1.0"
     assert parse_method("evidence:budget=0.02,least=0").name == "evidence:budget=0.02,least=0.0"
     assert Mixed(16.0).name == Mixed(16).name == parse_method("bn-mix:prior=16.0").name

@@ -160,6 +160,23 @@ def test_triton_does_not_depend_on_the_batch_to_the_last_bit(device, last, bands
 
 @devices
 @layouts
+@pytest.mark.parametrize("bands", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 61, 19), (1, 5, 100, 34)], ids=str)  # the last segment odd, and even
+def test_triton_does_not_depend_on_how_many_programs_share_a_map_to_the_last_bit(device, last, bands, shape):
+    from trueup.kernels import triton_maps
+
+    x = laid_out(3 * maps(*shape).to(device), last)
+    usual, found, moments = reference(maps(9, *shape[1:]), bands=bands).to(device), [], []
+    for stretches in (1, 2, 3, 99):
+        found.append(torch.full_like(x, torch.nan))
+        triton_maps.realign_maps(x, usual, None, found[-1], split=True, stretches=stretches)
+        moments.append(triton_maps.measure_maps(x, bands, split=True, stretches=stretches))
+    assert all(out.equal(found[0]) for out in found)
+    assert all(out.equal(moments[0]) for out in moments)
+
+
+@devices
+@layouts
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, where the interpreter meets NaN
@@ -328,7 +345,7 @@ def test_triton_takes_more_images_than_a_side_of_a_grid(measure):
     device, ends = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else (False, True, True, False)
     for side in (8, 64):
         shape = triton_maps._Shape((100_000, 64, side, side), True)
-        plan = triton_maps._plan(shape, torch.float32, device, True, ends, (), None)
+        plan = triton_maps._plan(shape, torch.float32, device, True, ends, (), None, None)
         assert plan.split == (side > 16)
-        for launch in (plan.whole, plan.sum_segments, plan.write_segments):
+        for launch in (plan.whole, plan.sum_segments, plan.finish):
             assert max(launch.grid[1:]) <= 65_535

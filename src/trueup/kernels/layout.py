@@ -33,7 +33,14 @@ def alike(a: Tensor, b: object) -> bool:
 
 def has_channels_last(a: Tensor) -> bool:
     """Whether these are vectors, or maps in torch's layout of that name, one image after the other without gaps."""
-    return a.dim() in (2, 4, 5) and a.movedim(1, -1).is_contiguous() and _without_gaps(a)
+    return a.dim() in (2, 4, 5) and channels_lie_last(a) and _without_gaps(a)
+
+
+def channels_lie_last(a: Tensor) -> bool:
+    """Whether `(batch, channels, ...)` would be contiguous with the channels last."""
+    if a.dim() == 4:
+        return a.is_contiguous(memory_format=torch.channels_last)
+    return a.movedim(1, -1).is_contiguous()
 
 
 def norm_keeps_layout(a: Tensor) -> bool:

@@ -46,7 +46,7 @@ def _on_cuda(moments: Sequence[Tensor], floors: Sequence[Tensor], *arguments: An
     from trueup.kernels import triton_gate
 
     *gate, budget, least = arguments
-    with torch.cuda.device(moments[0].device):  # where Triton launches
+    with torch.cuda.device(moments[0].get_device()):  # where Triton launches
         return triton_gate.openness(moments, floors, Gate(*gate), budget, least)
 
 

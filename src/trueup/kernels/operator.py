@@ -127,14 +127,14 @@ def _on_cpu(*arguments: Any) -> Tensor:
 
 
 def _on_cuda(x: Tensor, *arguments: Any) -> Tensor:
-    with torch.cuda.device(x.device):  # where Triton launches
+    with torch.cuda.device(x.get_device()):  # where Triton launches
         return _correct(_cuda_rows(), x, *arguments)
 
 
 def _after_norm_on_cuda(x: Tensor, *arguments: Any) -> Tensor:
     from trueup.kernels import triton
 
-    with torch.cuda.device(x.device):
+    with torch.cuda.device(x.get_device()):
         return _correct_after_norm(triton.correct_rows, x, *arguments)
 
 

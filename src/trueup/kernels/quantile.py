@@ -33,7 +33,7 @@ def _backend(device: str) -> Callable[[Tensor, Tensor], Tensor]:
         from trueup.kernels import triton_quantiles
 
         def on_cuda(rows: Tensor, levels: Tensor) -> Tensor:
-            with torch.cuda.device(rows.device):  # where Triton launches
+            with torch.cuda.device(rows.get_device()):  # where Triton launches
                 return triton_quantiles.quantile_rows(rows, levels)
 
         return on_cuda

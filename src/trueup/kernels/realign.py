@@ -124,7 +124,7 @@ def _realign_on_cuda(
 ) -> Tensor:
     from trueup.kernels import triton_maps
 
-    with torch.cuda.device(x.device):  # where Triton launches
+    with torch.cuda.device(x.get_device()):  # where Triton launches
         return triton_maps.realign(x, reference, openness, residual, relu)
 
 
@@ -136,14 +136,14 @@ def _realign_after_norm_on_cuda(x: Tensor, *arguments: Any) -> Tensor:
     from trueup.kernels import triton_maps
 
     reference, openness, residual, relu = arguments[5:]
-    with torch.cuda.device(x.device):
+    with torch.cuda.device(x.get_device()):
         return triton_maps.realign(x, reference, openness, residual, relu, Norm(*arguments[:5]))
 
 
 def _moments_on_cuda(x: Tensor, bands: bool) -> Tensor:
     from trueup.kernels import triton_maps
 
-    with torch.cuda.device(x.device):
+    with torch.cuda.device(x.get_device()):
         return triton_maps.moments(x, bands)
 
 

@@ -1,9 +1,10 @@
 """The rule of evidence on a GPU, in Triton: `channels.realign` and `channels.moments` in two readings and one writing.
 
-Maps that are one segment, a strip of few rows, are done whole, in one kernel; of larger ones a program does a segment,
-and the sums go through memory. Nothing of this depends on the batch. It must not: `tl.sum` adds in an order that
-depends on the kernel around it, so that two ways to do one map would differ in the last bit. What the
-kernels are made of is in `triton_strips`.
+Maps that are one segment, a strip of few rows, are done whole, in one kernel. Of larger ones a program does a stretch,
+and sums over segments go through memory. Nothing of what is added up depends on the batch. It must not: `tl.sum` adds
+in an order that depends on the kernel around it, so that two ways to do one map would differ in the last bit. But how
+many segments a program does, one below the other, does: few images want many programs, many want rows to be read once.
+What the kernels are made of is in `triton_strips`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueup.kernels.layout import channels_lie_last
 from trueup.kernels.norm import Norm
-from trueup.kernels.triton_launch import Launch, aligned, overlap, overlaps
+from trueup.kernels.triton_launch import Launch, aligned, overlap, overlaps, processors
 from trueup.kernels.triton_norm import scale_of
-from trueup.kernels.triton_strips import coefficients, part_of, pivot_of, sums_of, tell, write_segment
+from trueup.kernels.triton_strips import (
+    coefficients,
+    columns_of,
+    enter,
+    part_of,
+    pivot_of,
+    plain_sums_of,
+    sums_of,
+    tell,
+    write_plain_rows,
+    write_rows,
+)
 
-ROWS = 20  # of a segment, at most; even, as they are taken two at a time
+ROWS = 28  # of a segment, at most; even, as they are taken two at a time
+FEWEST = 8  # rows that a program writes, about, where there are not enough programs
+ENOUGH = 12  # programs, for each processor
 WHOLE = 56  # rows of a map that is one segment, at most, if it is one strip
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
 COLUMNS = {True: 16, False: 64}  # of a strip, at most: where channels lie last, and where they do not
@@ -71,10 +86,11 @@ def realign_maps(
     norm: Norm | None = None,
     *,
     split: bool | None = None,
+    stretches: int | None = None,
 ) -> None:
     """As `realign`, into `out`; all are of the same layout as `x`: contiguous, or with the channels last.
 
-    `split` says whether programs share out a map; None chooses.
+    `split` says whether programs share out a map, and `stretches` how many, at most, do one strip; None chooses.
     """
     if x.numel() == 0:
         return
@@ -84,33 +100,33 @@ def realign_maps(
     tensors = (aligned(reference.contiguous()), gate, x if residual is None else aligned(residual), out)
     ends = (openness is not None, residual is not None, relu, norm is not None)
     dtypes = (reference.dtype, *(tensor.dtype for tensor in before))
-    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, dtypes, split)
+    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, dtypes, split, stretches)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
-        plan.sum_segments(x, sums, *plan.sizes)
-        plan.write_segments(x, sums, *tensors, *before, epsilon, *plan.sizes)
+        plan.sum_segments(x, sums, *plan.sizes, plan.each, plan.segments, plan.run)
+        plan.finish(x, sums, *tensors, *before, epsilon, *plan.sizes, plan.written, plan.segments)
     else:
-        plan.whole(x, *tensors, *before, epsilon, *plan.sizes)
+        plan.whole(x, *tensors, *before, epsilon, *plan.sizes, plan.each, plan.segments)
 
 
-def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None) -> Tensor:
-    """As `moments`, of contiguous `x`, or with the channels last. `split` says whether programs share out a map."""
+def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None, stretches: int | None = None) -> Tensor:
+    """As `moments`, of contiguous `x`, or with the channels last; `split` and `stretches` as for `realign_maps`."""
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
-    plan = _plan(_shape(x), x.dtype, x.device, bands, None, (), split)
+    plan = _plan(_shape(x), x.dtype, x.device, bands, None, (), split, stretches)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
-        plan.sum_segments(x, sums, *plan.sizes)
-        plan.write_segments(sums, found, *plan.sizes)
+        plan.sum_segments(x, sums, *plan.sizes, plan.each, plan.segments, plan.run)
+        plan.finish(sums, found, *plan.sizes, plan.segments)
     else:
-        plan.whole(x, found, *plan.sizes)
+        plan.whole(x, found, *plan.sizes, plan.each, plan.segments)
     return found
 
 
 def _in_order(x: Tensor) -> Tensor:
     """As it is, if maps are contiguous or have their channels last, and else a copy."""
-    if not (x.is_contiguous() or x.movedim(1, -1).is_contiguous()):
+    if not (x.is_contiguous() or channels_lie_last(x)):
         return x.contiguous()
     return aligned(x)
 
@@ -130,9 +146,13 @@ class _Plan(NamedTuple):
     split: bool
     sums: int
     sizes: tuple[int, ...]
+    each: int  # rows of a segment
+    segments: int
+    run: int  # segments that a program adds up, one by one
+    written: int  # rows that a program writes
     whole: Launch
     sum_segments: Launch
-    write_segments: Launch
+    finish: Launch
 
 
 @functools.lru_cache(maxsize=1024)
@@ -144,6 +164,7 @@ def _plan(
     ends: tuple[bool, bool, bool, bool] | None,
     _dtypes: tuple[torch.dtype, ...],
     split: bool | None,
+    stretches: int | None,
 ) -> _Plan:
     """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there.
 
@@ -157,33 +178,43 @@ def _plan(
     rows = -(-n // width)
     pairs = _power(min(-(-width // 2), COLUMNS[last] // 2))
     strips = -(-width // (2 * pairs))
-    each = 16 // dtype.itemsize if last else max(1, pairs // 8)  # pairs of a thread
-    maps = min(_power(channels), LINE // dtype.itemsize if last else 64 * each // pairs)
+    some = 16 // dtype.itemsize if last else max(1, pairs // 8)  # pairs of a thread
+    maps = min(_power(channels), LINE // dtype.itemsize if last else 64 * some // pairs)
     longer = 1 if bands else 4  # a row is less work without them
     parts = 1 if strips == 1 and rows <= longer * WHOLE else -(-rows // (longer * ROWS))
-    segments = strips * parts
-    tiles = -(-channels // maps)
+    each = 2 * -(-rows // (2 * parts))
+    parts = -(-rows // each)
+    segments, tiles = strips * parts, -(-channels // maps)
     if split is None:
         split = segments > 1
-    early = overlaps(device, tiles * segments * batch)
-    constants = (maps, pairs, 2 * -(-rows // (2 * parts)), last, channels % maps == 0, bands, early)
-    warps = max(1, min(8, maps * pairs // (32 * each)))
+    if stretches is None:
+        stretches = -(-ENOUGH * processors(device) // (tiles * strips * max(1, batch)))
+    run = -(-parts // stretches)
+    written = 2 * -(-rows // (2 * min(stretches, -(-rows // FEWEST))))
+    programs = tiles * strips * batch  # with one stretch each
+    early = overlaps(device, programs * parts)
+    constants = (maps, pairs, last, channels % maps == 0, bands, early)
+    warps = max(1, min(8, maps * pairs // (32 * some)))
     # As few registers as do without putting much aside: the more programs at once, the better they hide each other's
     # waiting for memory.
-    registers = 88 + 10 * each if last else 64 + 8 * each + (0 if split else 32)
+    registers = 88 + 10 * some if last else 64 + 8 * some + (0 if split else 32)
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
     options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
     if early:
         options["launch_pdl"] = True
     measure, rule = ends is None, ends or ()
-    whole, write = (_measure_whole, _measure_segments) if measure else (_realign_whole, _realign_segments)
+    finish, pieces = (_tell_sums, tiles * batch) if measure else (_realign_rows, programs * -(-rows // written))
     return _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
-        (channels, n, width, rows, segments, strips),
-        Launch(whole, (tiles * batch, 1, 1), (*constants, *rule), **options),
-        Launch(_sum_segments, (tiles * segments * batch, 1, 1), (*constants, measure), **options),
-        Launch(write, (tiles * (1 if measure else segments) * batch, 1, 1), (*constants, *rule), **options),
+        (channels, n, width, rows, strips),
+        each,
+        segments,
+        run,
+        written,
+        Launch(_measure_whole if measure else _realign_whole, (tiles * batch, 1, 1), (*constants, *rule), **options),
+        Launch(_sum_segments, (programs * -(-parts // run), 1, 1), (*constants, measure), **options),
+        Launch(finish, (pieces, 1, 1), (*constants, *rule), **options),
     )
 
 
@@ -195,8 +226,8 @@ def _power(n: int) -> int:
 @triton.jit
 def _realign_whole(
     x, usual, openness, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    channels, n, width, rows, segments, strips,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    channels, n, width, rows, strips, each, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
     EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
     RELU: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -206,125 +237,178 @@ def _realign_whole(
     x += begin
     gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
     pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
-    nothing = tl.zeros([MAPS], tl.float32)
-    low, high, low2, high2 = nothing, nothing, nothing, nothing
     wanted = tl.where(gate > 0, segments, 0) if GATED else segments
-    for segment in range(wanted):
-        a, b, c, d, _, _ = sums_of(
-            x, channel, segment, pivot, channels, n, width, rows, strips,
-            MAPS, PAIRS, EACH, LAST, EVEN, BANDS, False,
-        )  # fmt: skip
-        low, high, low2, high2 = low + a, high + b, low2 + c, high2 + d
+    low, high, low2, high2, _, _ = _sums_of_all(
+        x, channel, pivot, channels, n, width, rows, strips, each, wanted, MAPS, PAIRS, LAST, EVEN, BANDS, False
+    )
     scale, shift = scale_of(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
     start, gain, gain_of_mean, moves = coefficients(
         usual, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
     )
     for done in range(segments):  # backwards: what was read last may still be in the cache
-        write_segment(
-            x, residual + begin, out + begin, channel, segments - 1 - done, start, gain, gain_of_mean, moves,
-            channels, n, width, rows, strips, PAIRS, EACH, LAST, EVEN, BANDS, ADD, RELU,
+        top, bottom, column = _segment(segments - 1 - done, rows, strips, each, PAIRS, LAST)
+        _write(
+            x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+            channels, n, width, rows, PAIRS, LAST, EVEN, BANDS, ADD, RELU,
         )  # fmt: skip
 
 
 @triton.jit
-def _realign_segments(
-    x, sums, usual, openness, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    channels, n, width, rows, segments, strips,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    RELU: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    overlap(EARLY)
-    image, segment, channel = part_of(channels, segments, MAPS)
-    begin = image * channels * n
-    gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
-    nothing = tl.zeros([MAPS], tl.float32)
-    low, high, low2, high2 = nothing, nothing, nothing, nothing
-    inside = channel < channels
-    sums += image * segments * 5 * channels + channel
-    pivot = tl.load(sums, mask=inside, other=0.0)
-    for other in tl.range(segments, loop_unroll_factor=4):
-        at = sums + other * 5 * channels
-        low += tl.load(at + channels, mask=inside, other=0.0)
-        high += tl.load(at + 2 * channels, mask=inside, other=0.0)
-        low2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
-        high2 += tl.load(at + 4 * channels, mask=inside, other=0.0)
-    scale, shift = scale_of(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
-    start, gain, gain_of_mean, moves = coefficients(
-        usual, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
-    )
-    write_segment(
-        x + begin, residual + begin, out + begin, channel, segment, start, gain, gain_of_mean, moves,
-        channels, n, width, rows, strips, PAIRS, EACH, LAST, EVEN, BANDS, ADD, RELU,
-    )  # fmt: skip
-
-
-@triton.jit
 def _measure_whole(
-    x, found, channels, n, width, rows, segments, strips,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    x, found, channels, n, width, rows, strips, each, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
     EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     overlap(EARLY)
     image, _only, channel = part_of(channels, 1, MAPS)
     x += image * channels * n
     pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
-    nothing = tl.zeros([MAPS], tl.float32)
-    low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
-    for segment in range(segments):
-        a, b, c, d, e, f = sums_of(
-            x, channel, segment, pivot, channels, n, width, rows, strips,
-            MAPS, PAIRS, EACH, LAST, EVEN, BANDS, True,
-        )  # fmt: skip
-        low, high, low2, high2, square, rough = low + a, high + b, low2 + c, high2 + d, square + e, rough + f
+    low, high, low2, high2, square, rough = _sums_of_all(
+        x, channel, pivot, channels, n, width, rows, strips, each, segments, MAPS, PAIRS, LAST, EVEN, BANDS, True
+    )
     tell(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
 
 
 @triton.jit
-def _measure_segments(
-    sums, found, channels, n, width, rows, segments, strips,  # noqa: ARG001
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,  # noqa: ARG001
+def _sums_of_all(
+    x, channel, pivot, channels, n, width, rows, strips, each, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    overlap(EARLY)
-    image, _only, channel = part_of(channels, 1, MAPS)
+    """`sums_of`, over some segments."""
     nothing = tl.zeros([MAPS], tl.float32)
     low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
-    inside = channel < channels
-    sums += image * segments * 7 * channels + channel
-    pivot = tl.load(sums, mask=inside, other=0.0)
-    for segment in tl.range(segments, loop_unroll_factor=4):
-        at = sums + segment * 7 * channels
-        low += tl.load(at + channels, mask=inside, other=0.0)
-        high += tl.load(at + 2 * channels, mask=inside, other=0.0)
-        low2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
-        high2 += tl.load(at + 4 * channels, mask=inside, other=0.0)
-        square += tl.load(at + 5 * channels, mask=inside, other=0.0)
-        rough += tl.load(at + 6 * channels, mask=inside, other=0.0)
-    tell(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
+    for segment in range(segments):
+        top, bottom, column = _segment(segment, rows, strips, each, PAIRS, LAST)
+        if BANDS:
+            state = enter(x, channel, top, column, channels, n, width, PAIRS, LAST, EVEN)
+            sums, _ = sums_of(
+                x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
+                MAPS, PAIRS, LAST, EVEN, ALL,
+            )  # fmt: skip
+        else:
+            sums = plain_sums_of(
+                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST, EVEN
+            )  # fmt: skip
+        low, high, low2, high2 = low + sums[0], high + sums[1], low2 + sums[2], high2 + sums[3]
+        square, rough = square + sums[4], rough + sums[5]
+    return low, high, low2, high2, square, rough
+
+
+@triton.jit
+def _segment(segment, rows, strips, each, PAIRS: tl.constexpr, LAST: tl.constexpr):
+    """The first of so many rows of a strip, the one after their last, and the first of each pair of its columns."""
+    part = segment // strips
+    return part * each, tl.minimum(part * each + each, rows), columns_of(segment - part * strips, PAIRS, LAST)
 
 
 @triton.jit
 def _sum_segments(
-    x, sums, channels, n, width, rows, segments, strips,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
+    x, sums, channels, n, width, rows, strips, each, segments, run,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
     EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
+    """The sums of `run` segments, one below the other."""
     overlap(EARLY)
-    image, segment, channel = part_of(channels, segments, MAPS)
+    kept: tl.constexpr = 7 if ALL else 5
+    image, stretch, channel = part_of(channels, strips * tl.cdiv(segments // strips, run), MAPS)
     x += image * channels * n
     pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
-    low, high, low2, high2, square, rough = sums_of(
-        x, channel, segment, pivot, channels, n, width, rows, strips,
-        MAPS, PAIRS, EACH, LAST, EVEN, BANDS, ALL,
+    inside, high = channel < channels, stretch // strips
+    strip, first = stretch - high * strips, high * run
+    column = columns_of(strip, PAIRS, LAST)
+    if BANDS:
+        state = enter(x, channel, first * each, column, channels, n, width, PAIRS, LAST, EVEN)
+    sums += (image * segments + first * strips + strip) * kept * channels + channel
+    for part in range(first, tl.minimum(first + run, segments // strips)):
+        top = part * each
+        bottom = tl.minimum(top + each, rows)
+        if BANDS:
+            found, state = sums_of(
+                x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
+                MAPS, PAIRS, LAST, EVEN, ALL,
+            )  # fmt: skip
+        else:
+            found = plain_sums_of(
+                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST, EVEN
+            )  # fmt: skip
+        tl.store(sums, pivot, mask=inside)
+        for k in tl.static_range(kept - 1):
+            tl.store(sums + (k + 1) * channels, found[k], mask=inside)
+        sums += strips * kept * channels
+
+
+@triton.jit
+def _realign_rows(
+    x, sums, usual, openness, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
+    channels, n, width, rows, strips, written, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    RELU: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """So many rows of a strip, `written`, by the sums of all segments."""
+    overlap(EARLY)
+    image, stretch, channel = part_of(channels, strips * tl.cdiv(rows, written), MAPS)
+    begin = image * channels * n
+    gate = tl.load(openness + image).to(tl.float32) if GATED else 1.0
+    pivot, low, high, low2, high2, _, _ = _sums_in_memory(sums, image, channel, channels, segments, MAPS, False)
+    scale, shift = scale_of(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    start, gain, gain_of_mean, moves = coefficients(
+        usual, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+    )
+    top, bottom, column = _segment(stretch, rows, strips, written, PAIRS, LAST)
+    _write(
+        x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+        channels, n, width, rows, PAIRS, LAST, EVEN, BANDS, ADD, RELU,
     )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, channels, n, width, rows,
+    PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    if BANDS:
+        write_rows(
+            x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+            channels, n, width, rows, PAIRS, LAST, EVEN, ADD, RELU,
+        )  # fmt: skip
+    else:
+        write_plain_rows(
+            x, residual, out, channel, top, bottom, column, start, gain, moves,
+            channels, n, width, PAIRS, LAST, EVEN, ADD, RELU,
+        )  # fmt: skip
+
+
+@triton.jit
+def _tell_sums(
+    sums, found, channels, n, width, rows, strips, segments,  # noqa: ARG001
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,  # noqa: ARG001
+):  # fmt: skip
+    overlap(EARLY)
+    image, _only, channel = part_of(channels, 1, MAPS)
+    pivot, low, high, low2, high2, square, rough = _sums_in_memory(sums, image, channel, channels, segments, MAPS, True)
+    tell(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
+
+
+@triton.jit
+def _sums_in_memory(sums, image, channel, channels, segments, MAPS: tl.constexpr, ALL: tl.constexpr):
+    """The pivot, and what `_sum_segments` found in all segments of an image, together."""
+    kept: tl.constexpr = 7 if ALL else 5
+    nothing = tl.zeros([MAPS], tl.float32)
+    low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
     inside = channel < channels
-    sums += (image * segments + segment) * (7 if ALL else 5) * channels + channel
-    tl.store(sums, pivot, mask=inside)
-    tl.store(sums + channels, low, mask=inside)
-    tl.store(sums + 2 * channels, high, mask=inside)
-    tl.store(sums + 3 * channels, low2, mask=inside)
-    tl.store(sums + 4 * channels, high2, mask=inside)
-    if ALL:
-        tl.store(sums + 5 * channels, square, mask=inside)
-        tl.store(sums + 6 * channels, rough, mask=inside)
+    sums += image * segments * kept * channels + channel
+    pivot = tl.load(sums, mask=inside, other=0.0)
+    for segment in tl.range(segments, loop_unroll_factor=4):
+        at = sums + segment * kept * channels
+        low += tl.load(at + channels, mask=inside, other=0.0)
+        high += tl.load(at + 2 * channels, mask=inside, other=0.0)
+        low2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
+        high2 += tl.load(at + 4 * channels, mask=inside, other=0.0)
+        if ALL:
+            square += tl.load(at + 5 * channels, mask=inside, other=0.0)
+            rough += tl.load(at + 6 * channels, mask=inside, other=0.0)
+    return pivot, low, high, low2, high2, square, rough

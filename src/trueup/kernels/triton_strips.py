@@ -24,22 +24,19 @@ _AHEAD = tl.constexpr(3)  # pairs of rows that are worked on or on their way
 
 
 @triton.jit
-def part_of(channels, segments, MAPS: tl.constexpr):
-    """Which image, segment and channels a program does: all counted along one axis, the others end at 65,535."""
+def part_of(channels, stretches, MAPS: tl.constexpr):
+    """Which image, stretch and channels a program does: all counted along one axis, the others end at 65,535."""
     tiles = tl.cdiv(channels, MAPS)
     above = tl.program_id(0) // tiles
-    image = above // segments
+    image = above // stretches
     channel = (tl.program_id(0) - above * tiles) * MAPS + tl.arange(0, MAPS)
-    return image.to(tl.int64), above - image * segments, channel
+    return image.to(tl.int64), above - image * stretches, channel
 
 
 @triton.jit
-def _segment(segment, rows, strips, EACH: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr):
-    """The first row of a segment, the row after its last, and the first of each pair of its columns."""
-    part = segment // strips
-    top = part * EACH
-    column = (2 if LAST else 1) * tl.arange(0, PAIRS)
-    return top, tl.minimum(top + EACH, rows), (segment - part * strips) * 2 * PAIRS + column
+def columns_of(strip, PAIRS: tl.constexpr, LAST: tl.constexpr):
+    """The first of each pair of a strip's columns."""
+    return strip * 2 * PAIRS + (2 if LAST else 1) * tl.arange(0, PAIRS)
 
 
 @triton.jit
@@ -108,11 +105,15 @@ def _three(row, LAST: tl.constexpr):
 
 
 @triton.jit
-def _enter(row, down, spots, top, masks, LAST: tl.constexpr):
-    """What is known at the top of a segment, whose first `row` lies `down` from the one above: the sums of three of
-    both, and the first row's values.
-    """
-    above = _three(_six(row - down, spots, top > 0, masks, LAST), LAST)
+def enter(
+    x, channel, top, column, channels, n, width,
+    PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """What is known at the top of some rows: the sums of three of the row above and of the first, and its values."""
+    gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
+    masks, spots = _masks(channel, column, channels, width, gap, EVEN), _spots(channel, column, channels, gap, LAST)
+    row = _row(x, top, channel, column, channels, n, width, LAST)
+    above = _three(_six(row - width * (channels if LAST else 1), spots, top > 0, masks, LAST), LAST)
     first = _six(row, spots, True, masks, LAST)
     return above, _three(first, LAST), (first[1], first[4])
 
@@ -135,34 +136,43 @@ def pivot_of(x, channel, channels, n, width, LAST: tl.constexpr, EVEN: tl.conste
 
 
 @triton.jit
-def sums_of(
-    x, channel, segment, pivot, channels, n, width, rows, strips,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, ALL: tl.constexpr,
+def plain_sums_of(
+    x, channel, top, bottom, column, pivot, channels, n, width,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Over a segment, each map without its pivot: of the low and the high band, of their squares; of the values'
-    squares, of the high band's absolute values. Without bands, all is in the low one, and the last two are 0.
+    """Over the rows from `top` to `bottom`, each map without its pivot: the sums of the values and of their squares, in
+    the places of the low band's in `sums_of`, where there are no bands.
     """
-    top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS, LAST)
     gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
+    masks, spots = _masks(channel, column, channels, width, gap, EVEN), _spots(channel, column, channels, gap, LAST)
+    low, low2 = tl.zeros([MAPS, PAIRS], tl.float32), tl.zeros([MAPS, PAIRS], tl.float32)
+    for y in tl.range(top, bottom, loop_unroll_factor=2):
+        there0, there1 = _there(y * width + column, n, masks, gap)
+        row = _row(x, y, channel, column, channels, n, width, LAST)
+        value0, value1 = _pair(row, spots, there0, there1)
+        away0 = tl.where(there0, value0.to(tl.float32) - pivot[:, None], 0.0)
+        away1 = tl.where(there1, value1.to(tl.float32) - pivot[:, None], 0.0)
+        low += away0 + away1
+        low2 = tl.fma(away1, away1, tl.fma(away0, away0, low2))
+    none = tl.zeros([MAPS], tl.float32)
+    return tl.sum(low, axis=1), none, tl.sum(low2, axis=1), none, none, none
+
+
+@triton.jit
+def sums_of(
+    x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Over the rows from `top`, where `state` is what `enter` would find, to `bottom`, each map without its pivot: the
+    sums of the low and the high band, of their squares; with `ALL`, of the values' squares, of the high band's absolute
+    values. And the state at `bottom`.
+    """
+    gap: tl.constexpr = 1 if LAST else PAIRS
     masks, down = _masks(channel, column, channels, width, gap, EVEN), width * (channels if LAST else 1)
     spots = _spots(channel, column, channels, gap, LAST)
     nothing = tl.zeros([MAPS, PAIRS], tl.float32)
-    if not BANDS:
-        low, low2 = nothing, nothing
-        for y in tl.range(top, bottom, loop_unroll_factor=2):
-            there0, there1 = _there(y * width + column, n, masks, gap)
-            row = _row(x, y, channel, column, channels, n, width, LAST)
-            value0, value1 = _pair(row, spots, there0, there1)
-            away0 = tl.where(there0, value0.to(tl.float32) - pivot[:, None], 0.0)
-            away1 = tl.where(there1, value1.to(tl.float32) - pivot[:, None], 0.0)
-            low += away0 + away1
-            low2 = tl.fma(away1, away1, tl.fma(away0, away0, low2))
-        none = tl.zeros([MAPS], tl.float32)
-        return tl.sum(low, axis=1), none, tl.sum(low2, axis=1), none, none, none
-    row = _row(x, top, channel, column, channels, n, width, LAST)
-    above, here, values = _enter(row, down, spots, top, masks, LAST)
-    row += down
+    above, here, values = state
+    row = _row(x, top + 1, channel, column, channels, n, width, LAST)
     shares = _share(column, width), _share(column + gap, width)
     centres = tl.where(masks[1], pivot[:, None], 0.0), tl.where(masks[4], pivot[:, None], 0.0)
     sums = nothing, nothing, nothing, nothing, nothing, nothing
@@ -178,7 +188,7 @@ def sums_of(
             nine = between[0] + under[0], between[1] + under[1]
             sums = _with_row(sums, nine, (one[1], one[4]), shares, centres, _share(y + 1, rows), ALL)
             above, here, values = below, under, (two[1], two[4])
-        if (bottom - top) % 2 == 1:  # the last row of a map: segments are even but for the last
+        if (bottom - top) % 2 == 1:  # the last row of a map: what lies above it is even
             nine = above[0] + here[0], above[1] + here[1]
             sums = _with_row(sums, nine, values, shares, centres, _share(bottom - 1, rows), ALL)
     else:
@@ -192,10 +202,11 @@ def sums_of(
             above, here, values = here, below, (following[1], following[4])
             following = next_but_one
     low, high, low2, high2, square, rough = sums
-    return (
+    sums = (
         tl.sum(low, axis=1), tl.sum(high, axis=1), tl.sum(low2, axis=1), tl.sum(high2, axis=1),
         tl.sum(square, axis=1), tl.sum(rough, axis=1),
     )  # fmt: skip
+    return sums, (above, here, values)
 
 
 @triton.jit
@@ -281,33 +292,41 @@ def _not_negative(variance):
 
 
 @triton.jit
-def write_segment(
-    x, residual, out, channel, segment, start, gain, gain_of_mean, moves, channels, n, width, rows, strips,
-    PAIRS: tl.constexpr, EACH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+def write_plain_rows(
+    x, residual, out, channel, top, bottom, column, start, gain, moves, channels, n, width,
+    PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """A segment of each map: start + gain * value + gain * local mean, or as it is where it is not moved."""
-    top, bottom, column = _segment(segment, rows, strips, EACH, PAIRS, LAST)
-    gap: tl.constexpr = 1 if LAST else PAIRS  # between the two of a pair
+    """Some rows of each map: start + gain * value, or as it is where it is not moved."""
+    gap: tl.constexpr = 1 if LAST else PAIRS
+    masks, spots = _masks(channel, column, channels, width, gap, EVEN), _spots(channel, column, channels, gap, LAST)
+    for y in tl.range(top, bottom, loop_unroll_factor=2):
+        there0, there1 = _there(y * width + column, n, masks, gap)
+        row = _row(x, y, channel, column, channels, n, width, LAST)
+        more = _row(residual, y, channel, column, channels, n, width, LAST)
+        to = _row(out, y, channel, column, channels, n, width, LAST)
+        value0, value1 = _pair(row, spots, there0, there1)
+        more0, more1 = _pair(more, spots, there0, there1) if ADD else (value0, value1)
+        new0 = tl.fma(value0.to(tl.float32), gain[:, None], start[:, None])
+        new1 = tl.fma(value1.to(tl.float32), gain[:, None], start[:, None])
+        _finish(to + spots[1], new0, more0, moves[:, None], there0, ADD, RELU)
+        _finish(to + spots[4], new1, more1, moves[:, None], there1, ADD, RELU)
+
+
+@triton.jit
+def write_rows(
+    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, channels, n, width, rows,
+    PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """Some rows of each map: start + gain * value + gain * local mean, or as it is where it is not moved.
+
+    Two rows at a time, local means are added up in an order that is another for each of the two: `top` must be even.
+    """
+    gap: tl.constexpr = 1 if LAST else PAIRS
     masks, down = _masks(channel, column, channels, width, gap, EVEN), width * (channels if LAST else 1)
     spots = _spots(channel, column, channels, gap, LAST)
     rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None]
-    if not BANDS:
-        for y in tl.range(top, bottom, loop_unroll_factor=2):
-            there0, there1 = _there(y * width + column, n, masks, gap)
-            row = _row(x, y, channel, column, channels, n, width, LAST)
-            more = _row(residual, y, channel, column, channels, n, width, LAST)
-            to = _row(out, y, channel, column, channels, n, width, LAST)
-            value0, value1 = _pair(row, spots, there0, there1)
-            more0, more1 = _pair(more, spots, there0, there1) if ADD else (value0, value1)
-            new0 = tl.fma(value0.to(tl.float32), rule[1], rule[0])
-            new1 = tl.fma(value1.to(tl.float32), rule[1], rule[0])
-            _finish(to + spots[1], new0, more0, rule[3], there0, ADD, RELU)
-            _finish(to + spots[4], new1, more1, rule[3], there1, ADD, RELU)
-        return
-    row = _row(x, top, channel, column, channels, n, width, LAST)
-    above, here, values = _enter(row, down, spots, top, masks, LAST)
-    row += down
+    above, here, values = enter(x, channel, top, column, channels, n, width, PAIRS, LAST, EVEN)
+    row = _row(x, top + 1, channel, column, channels, n, width, LAST)
     shares = _share(column, width), _share(column + gap, width)
     if LAST:
         more, to = residual + top * down, out + top * down
@@ -359,7 +378,7 @@ def _pair(row, spots, there0, there1):
 
 @triton.jit
 def _write_row(to, spots, nine, values, shares, part, rule, more, masks, ADD: tl.constexpr, RELU: tl.constexpr):
-    """A row of `write_segment`, of which the sums of nine and the values are given."""
+    """A row of `write_rows`, of which the sums of nine and the values are given."""
     start, gain, gain_of_mean, moves = rule
     local0, local1 = nine[0] * (shares[0] * part)[None, :], nine[1] * (shares[1] * part)[None, :]
     # What is not moved may have local means that are no numbers.

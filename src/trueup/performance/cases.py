@@ -210,6 +210,7 @@ CASES = (
     ),
     _network("ResNet-50, batch 1, CUDA graph", "cuda", 1.5, kind="resnet50", batch=1, how="graph", **_HALF),
     _network("ResNet-20, batch 1024, bfloat16", "cuda", 1.6, kind="resnet20", batch=1024, rivals=True, **_HALF),
+    _network("ResNet-20, batch 1024, CUDA graph", "cuda", 1.6, kind="resnet20", batch=1024, how="graph", **_HALF),
     _network("ResNet-20, batch 128, float32", "cpu", 1.5, kind="resnet20", batch=128, rivals=True, threads=2),
     Case("ResNet-50, batch 256, bfloat16: peak memory", "cuda", _memory),
     Case("calibration", "", _calibration),
