@@ -320,6 +320,20 @@ class TestTraining:
         assert (x.grad.flatten(1).norm(dim=1) > 0).all()
 
     @every
+    def test_forward_mode_derivatives_are_those_of_backward_mode(self, rule):
+        _, robust = corrected("resnet", rule)
+        x, along = (
+            torch.cat([images(2), dark(2)]),
+            torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)),
+        )
+        _, tangent = torch.func.jvp(robust, (x,), (along,))
+        x.requires_grad_()
+        (gradient,) = torch.autograd.grad(robust(x).square().sum(), x)
+        out = robust(x).detach()
+        assert tangent.norm() > 0
+        torch.testing.assert_close((2 * out * tangent).sum(), (gradient * along).sum(), rtol=1e-3, atol=1e-4)
+
+    @every
     def test_training_through_it_trains_the_model(self, rule):
         model, robust = corrected("resnet", rule)
         before = model.fc.weight.clone()

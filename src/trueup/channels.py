@@ -7,9 +7,9 @@ the logarithms of the standard deviations. A *reference* says what is usual, `(5
 spread of each statistic over clean images, the evidence κ at which it goes half the way, the floor of the variance, and
 its *base*, the share of the image in a mix with what is usual, by which it is moved in any case.
 
->>> clean = torch.randn(200, 3, 8, 8)
+>>> clean = torch.randn(200, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 >>> floor = torch.full((2, 3), 1e-3)
->>> usual = reference_of(statistics(moments(clean), floor), floor, strength=0.01)
+>>> usual = reference_of(statistics(moments(clean), floor), floor, strength=0.08)
 >>> bool((realign(clean[:1] + 5, usual) - clean[:1]).abs().max() < 0.5)
 True
 """

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trueup.kernels.tangent import has_tangent
+
 
 class Norm(NamedTuple):
     """(x - mean) / sqrt(variance + epsilon) * weight + bias, with `(channels,)` of each."""
@@ -28,6 +30,7 @@ class Norm(NamedTuple):
         return F.batch_norm(x, *self.tensors, training=False, eps=self.epsilon)
 
     def takes_gradients(self, *others: Tensor | None) -> bool:
-        """Whether torch would have to go back through it, or through the others."""
+        """Whether torch would have to take derivatives of it, or of the others."""
         tensors = (*self.tensors, *others)
-        return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        backward = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        return backward or has_tangent(*tensors)

@@ -17,6 +17,7 @@ from trueup.correction import Correction
 from trueup.kernels import plain
 from trueup.kernels.layout import alike, as_rows, has_channels_last, in_memory_order
 from trueup.kernels.norm import Norm
+from trueup.kernels.tangent import has_tangent
 
 _Rows = Callable[..., Tensor]
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,8 +37,11 @@ _library.define(  # type: ignore[no-untyped-call]
 
 
 def has_histogram(correction: Correction, a: Tensor) -> bool:
-    """Whether a correction of these activations takes the histogram: not where it asks for the sort, nor in float64."""
-    return correction.method != "sort" and a.dtype in _WIDTHS and a.dim() > 0
+    """Whether a correction of these activations takes the histogram.
+
+    Not where it asks for the sort, nor in float64, nor where forward-mode derivatives are wanted.
+    """
+    return correction.method != "sort" and a.dtype in _WIDTHS and a.dim() > 0 and not has_tangent(a)
 
 
 def correct(a: Tensor, curve: Tensor, correction: Correction, *, relu: bool = False) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from trueup import channels
 from trueup.kernels.layout import alike, norm_keeps_layout
 from trueup.kernels.norm import Norm
+from trueup.kernels.tangent import has_tangent
 
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
@@ -52,7 +53,7 @@ def realign(
         return _then(realign(a, reference, openness, norm=norm), residual, relu)
     if norm is not None and (not _takes_norms(a) or norm.takes_gradients(a, residual)):
         a, norm = norm(a), None
-    if not _has_kernel(a):
+    if not _has_kernel(a) or has_tangent(a, residual):
         return _then(channels.realign(a, reference, openness), residual, relu)
     out: Tensor
     if norm is None:
