@@ -26,11 +26,12 @@ class Evidence:
 
     What is moved are a channel's mean and the logarithm of its standard deviation over one image's map. A statistic
     that lies `z` of its clean spreads from its clean mean goes the share z² / (z² + κ) of the way. `strength` fixes κ,
-    for each channel and statistic on its own: on clean images, this takes away so much of the statistic's variance. 0
-    asks for infinite evidence; 1 moves every statistic all the way. What is left of the way it goes without evidence,
-    by mixing: a mean by the share `base`, a deviation as if its batch norm had mixed its variance with the image's own,
-    of that share. Evidence counts a quarter for a mean and half for a deviation, but that of a high band (see `bands`):
-    what is coarse says more of what is in a picture, what is fine more of how it was taken.
+    for each channel and statistic on its own: on clean images, this would take away so much of the statistic's
+    variance if evidence counted in full. 0 asks for infinite evidence; 1 moves every statistic all the way. Evidence
+    counts a quarter for a mean and half for a deviation, but that of a high band (see `bands`): what is coarse says
+    more of what is in a picture, what is fine more of how it was taken. The rest of the way, a statistic goes without
+    evidence, by mixing: a mean by the share `base`, a deviation as if its batch norm had mixed its variance with the
+    image's own, of that share.
 
     `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean
     images that are as unusual as this one, g = log(20 α / p) / log 20, between 0 and 1. With 0, no image counts as

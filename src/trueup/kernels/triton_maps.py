@@ -10,7 +10,7 @@ What the kernels are made of is in `triton_strips`.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -183,27 +183,27 @@ def _plan(
     longer = 1 if bands else 4  # a row is less work without them
     parts = 1 if strips == 1 and rows <= longer * WHOLE else -(-rows // (longer * ROWS))
     each = 2 * -(-rows // (2 * parts))
-    parts = -(-rows // each)
     segments, tiles = strips * parts, -(-channels // maps)
     if split is None:
         split = segments > 1
     if stretches is None:
-        stretches = -(-ENOUGH * processors(device) // (tiles * strips * max(1, batch)))
+        stretches = -(-ENOUGH * processors(device) // (tiles * strips * batch))
     run = -(-parts // stretches)
     written = 2 * -(-rows // (2 * min(stretches, -(-rows // FEWEST))))
-    programs = tiles * strips * batch  # with one stretch each
-    early = overlaps(device, programs * parts)
-    constants = (maps, pairs, last, channels % maps == 0, bands, early)
+    constants = (maps, pairs, last, channels % maps == 0, bands)
     warps = max(1, min(8, maps * pairs // (32 * some)))
     # As few registers as do without putting much aside: the more programs at once, the better they hide each other's
     # waiting for memory.
     registers = 88 + 10 * some if last else 64 + 8 * some + (0 if split else 32)
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
     options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
-    if early:
-        options["launch_pdl"] = True
-    measure, rule = ends is None, ends or ()
-    finish, pieces = (_tell_sums, tiles * batch) if measure else (_realign_rows, programs * -(-rows // written))
+
+    def launch(kernel: Any, programs: int, *more: bool) -> Launch:
+        early = overlaps(device, programs)
+        pdl = {"launch_pdl": True} if early else {}
+        return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
+
+    measure, rule, whole, strip = ends is None, ends or (), tiles * batch, tiles * strips * batch
     return _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
@@ -212,9 +212,9 @@ def _plan(
         segments,
         run,
         written,
-        Launch(_measure_whole if measure else _realign_whole, (tiles * batch, 1, 1), (*constants, *rule), **options),
-        Launch(_sum_segments, (programs * -(-parts // run), 1, 1), (*constants, measure), **options),
-        Launch(finish, (pieces, 1, 1), (*constants, *rule), **options),
+        launch(_measure_whole if measure else _realign_whole, whole, *rule),
+        launch(_sum_segments, strip * -(-parts // run), measure),
+        launch(_tell_sums, whole) if measure else launch(_realign_rows, strip * -(-rows // written), *rule),
     )
 
 
@@ -302,7 +302,7 @@ def _segment(segment, rows, strips, each, PAIRS: tl.constexpr, LAST: tl.constexp
     return part * each, tl.minimum(part * each + each, rows), columns_of(segment - part * strips, PAIRS, LAST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["run"])  # what depends on the batch must not lead to other code
 def _sum_segments(
     x, sums, channels, n, width, rows, strips, each, segments, run,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
@@ -338,7 +338,7 @@ def _sum_segments(
         sums += strips * kept * channels
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["written"])
 def _realign_rows(
     x, sums, usual, openness, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
     channels, n, width, rows, strips, written, segments,
