@@ -24,9 +24,11 @@ DEVICES = [
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_the_kernels_meet_the_specification_in_the_interpreter():
+@pytest.mark.parametrize("which", ["maps and last", "maps and not last", "not maps"])  # at once, on several cores
+def test_the_kernels_meet_the_specification_in_the_interpreter(which):
+    chosen = ["-k", f"triton and ({which.replace('maps', 'test_triton_maps')})", "-m", "not gpu"]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton", "-m", "not gpu", str(HERE)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, str(HERE)],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         cwd=HERE.parents[1],
         capture_output=True,

@@ -282,8 +282,14 @@ def test_triton_takes_what_does_not_begin_at_16_bytes(device):
 @devices
 @layouts
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("shape", "bands"), [((3, 5, 9, 7), True), ((3, 5, 34, 19), True), ((3, 5, 5, 5), False)])
-@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "bands", "relu"),
+    [
+        *(((3, 5, 9, 7), True, relu) for relu in (False, True)),
+        ((3, 5, 30, 19), True, True),  # several segments
+        *(((3, 5, 5, 5), False, relu) for relu in (False, True)),
+    ],
+)
 def test_triton_adds_and_cuts_off_what_it_writes(device, last, dtype, shape, bands, relu):
     from trueup.kernels import triton_maps
 
@@ -306,7 +312,7 @@ def test_triton_adds_and_cuts_off_what_it_writes(device, last, dtype, shape, ban
 @devices
 @layouts
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("shape", "bands"), [((3, 5, 9, 7), True), ((3, 5, 34, 19), True), ((3, 5, 5, 5), False)])
+@pytest.mark.parametrize(("shape", "bands"), [((3, 5, 9, 7), True), ((3, 5, 30, 19), True), ((3, 5, 5, 5), False)])
 def test_triton_does_the_norm_before(device, last, dtype, shape, bands):
     from trueup.kernels import Norm, triton_maps
 
