@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -272,3 +273,27 @@ def test_torch_approves_of_the_operator():
     )
     for bands in (False, True):
         torch.library.opcheck(torch.ops.trueup.moments.default, (x.detach(), bands))
+
+
+def test_no_sum_depends_on_where_in_memory_its_maps_lie():
+    """A loop that adds up in the compiler's order and writes as well has another order where the two might overlap."""
+    import numba
+    from numba.core.dispatcher import Dispatcher
+
+    from trueup.kernels import cpu, cpu_maps
+
+    row = np.ones(99, np.float32)
+    calls = {
+        cpu._sum: (row, True),
+        cpu_maps._sum: (row,),
+        cpu_maps._sum_of_squares: (row,),
+        cpu_maps._measure_block: (row, row, 0, 99, 0, 0),
+    }
+    compiled = [f for module in (cpu, cpu_maps) for f in vars(module).values() if isinstance(f, Dispatcher)]
+    assert {f for f in compiled if f.targetoptions.get("fastmath")} == set(calls)
+    for function, arguments in calls.items():
+        again = numba.njit(fastmath=function.targetoptions["fastmath"])(function.py_func)  # a cached one shows no code
+        again(*arguments)
+        (code,) = again.inspect_llvm().values()
+        assert "vector.body" in code, function
+        assert "vector.memcheck" not in code, function

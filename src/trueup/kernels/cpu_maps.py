@@ -79,8 +79,8 @@ def _measure(planes, begin, end, width, some, found):
         if not some[p]:
             continue
         mean = np.float32(_sum(planes[p]) / n)
-        square = _centre(planes[p], mean, centred)
-        found[p, 0], found[p, 1] = mean, square / n
+        _centre(planes[p], mean, centred)
+        found[p, 0], found[p, 1] = mean, _sum_of_squares(centred) / n
         if width:
             _smooth_rows(centred, width, beside)
             tilt = low = high = size = 0.0
@@ -92,8 +92,9 @@ def _measure(planes, begin, end, width, some, found):
             found[p, 4], found[p, 5] = size / n, tilt
 
 
-# The order of a sum is the compiler's choice, so that it can use vectors: the same one every time. Loops run over
-# slices from 0, because an index that might be negative keeps it from that.
+# The order of a sum is the compiler's choice, so that it can use vectors: the same one every time, as long as the loop
+# writes nothing. If it did, the order would be another where that lies close behind what is read, and might overlap.
+# Loops run over slices from 0, because an index that might be negative keeps the compiler from vectors.
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _sum(plane):
     total = 0.0
@@ -106,17 +107,21 @@ def _sum(plane):
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
-def _centre(plane, mean, centred):
-    """The map without its mean, into `centred`; returns the sum of its squares."""
+def _sum_of_squares(plane):
     total = 0.0
     for begin in range(0, len(plane), _RUN):
-        run, into, part = plane[begin : begin + _RUN], centred[begin : begin + _RUN], np.float32(0.0)
+        run, part = plane[begin : begin + _RUN], np.float32(0.0)
         for k in range(len(run)):
-            value = run[k] - mean
-            into[k] = value
-            part += value * value
+            part += run[k] * run[k]
         total += float(part)
     return total
+
+
+@njit(nogil=True, cache=True)
+def _centre(plane, mean, centred):
+    """The map without its mean, into `centred`."""
+    for k in range(len(plane)):
+        centred[k] = plane[k] - mean
 
 
 @njit(nogil=True, cache=True)
@@ -182,8 +187,7 @@ def _write(planes, begin, end, width, gains, residual, least, into):
         elif gains.shape[1] == 3:
             _write_plane(planes[p], mean, start, low, more, least, into[p])
         else:
-            for k in range(n):
-                centred[k] = planes[p, k] - mean
+            _centre(planes[p], mean, centred)
             _smooth_rows(centred, width, beside)
             for first, last, up, down in _blocks(n, width):
                 block = None if residual is None else residual[p, first:last]
