@@ -23,6 +23,11 @@ def data_path():
     return find
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes comes first: else a core is left with it at the end."""
+    items.sort(key=lambda item: "in_the_interpreter" not in item.name)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
