@@ -272,5 +272,5 @@ class _Realign(_AtSite):
 
 
 def _moved_dim(a: Tensor, source: int, to: int) -> Tensor:
-    """`movedim`, of which torch makes a view even if nothing moves: a microsecond, of which there are hundreds."""
+    """`movedim`, of which torch makes a view even if nothing moves: a microsecond, dozens of times a pass."""
     return a if source == to else a.movedim(source, to)

@@ -314,8 +314,9 @@ def _sum_segments(
     image, stretch, channel = part_of(channels, strips * tl.cdiv(segments // strips, run), MAPS)
     x += image * channels * n
     pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
-    inside, high = channel < channels, stretch // strips
-    strip, first = stretch - high * strips, high * run
+    inside = channel < channels
+    above = stretch // strips  # stretches of the same strip
+    strip, first = stretch - above * strips, above * run
     column = columns_of(strip, PAIRS, LAST)
     if BANDS:
         state = enter(x, channel, first * each, column, channels, n, width, PAIRS, LAST, EVEN)
