@@ -167,19 +167,25 @@ def test_triton_does_not_depend_on_the_batch_to_the_last_bit(device, last, bands
         ((2, 3, 61, 19), True),  # the last segment odd
         ((1, 2, 100, 34), True),  # and even
         ((1, 1, 130, 125), False),  # rows of our making
+        ((1, 70, 14, 14), True),  # one segment, and more channels than a program takes
+        pytest.param((2, 70, 28, 28), True, marks=pytest.mark.gpu),
+        pytest.param((2, 70, 7, 7), False, marks=pytest.mark.gpu),
         pytest.param((1, 5, 448, 34), True, marks=pytest.mark.gpu),  # sixteen, which Triton takes for a round number
     ],
     ids=str,
 )
-def test_triton_does_not_depend_on_how_many_programs_share_a_map_to_the_last_bit(device, last, shape, bands, dtype):
+def test_triton_does_not_depend_on_how_programs_share_out_the_work_to_the_last_bit(device, last, shape, bands, dtype):
     from trueup.kernels import triton_maps
 
     x = laid_out(3 * maps(*shape).to(device, dtype), last)
     usual, found, moments = reference(maps(4, *shape[1:]), bands=bands).to(device), [], []
-    for stretches in (1, 2, 99):
+    ways = [(True, 1, 0), (True, 2, 1), (False, 1, 2)]
+    ways += [(True, 99, 2), (False, 1, 0), (False, 1, 1)] if device == "cuda" else []  # where threads share it out too
+    for split, stretches, halved in ways:
+        shared = {"split": split, "stretches": stretches, "halved": halved}
         found.append(torch.full_like(x, torch.nan))
-        triton_maps.realign_maps(x, usual, None, found[-1], split=True, stretches=stretches)
-        moments.append(triton_maps.measure_maps(x, bands, split=True, stretches=stretches))
+        triton_maps.realign_maps(x, usual, None, found[-1], **shared)
+        moments.append(triton_maps.measure_maps(x, bands, **shared))
     assert all(out.equal(found[0]) for out in found)
     assert all(out.equal(moments[0]) for out in moments)
 
@@ -360,7 +366,7 @@ def test_triton_takes_more_images_than_a_side_of_a_grid(measure):
     device, ends = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else (False, True, True, False)
     for side in (8, 64):
         shape = triton_maps._Shape((100_000, 64, side, side), True)
-        plan = triton_maps._plan(shape, torch.float32, device, True, ends, (), None, None)
+        plan = triton_maps._plan(shape, torch.float32, device, True, ends, (), None, None, None)
         assert plan.split == (side > 16)
         for launch in (plan.whole, plan.sum_segments, plan.finish):
             assert max(launch.grid[1:]) <= 65_535

@@ -1,10 +1,10 @@
 """The rule of evidence on a GPU, in Triton: `channels.realign` and `channels.moments` in two readings and one writing.
 
 Maps that are one segment, a strip of few rows, are done whole, in one kernel. Of larger ones a program does a stretch,
-and sums over segments go through memory. Nothing of what is added up depends on the batch. It must not: `tl.sum` adds
-in an order that depends on the kernel around it, so that two ways to do one map would differ in the last bit. But how
-many segments a program does, one below the other, does: few images want many programs, many want rows to be read once.
-What the kernels are made of is in `triton_strips`.
+and sums over segments go through memory. What is added up, and in what order, does not depend on the batch. But how
+many programs there are does, and so how many segments each does, one below the other, and of how many channels: few
+images want many programs, and many want what is read to be read once. What the kernels are made of is in
+`triton_strips`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ FEWEST = 8  # rows that a program writes, about, where there are not enough prog
 ENOUGH = 12  # programs, for each processor
 WHOLE = 56  # rows of a map that is one segment, at most, if it is one strip
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
+HALVED = 2  # times, at most, what a program and each of its threads does, where there are not enough programs
 COLUMNS = {True: 16, False: 64}  # of a strip, at most: where channels lie last, and where they do not
 
 # Sums that are kept: the pivot, and of a map without it those of both bands and of their squares; to measure, also of
@@ -87,10 +88,12 @@ def realign_maps(
     *,
     split: bool | None = None,
     stretches: int | None = None,
+    halved: int | None = None,
 ) -> None:
     """As `realign`, into `out`; all are of the same layout as `x`: contiguous, or with the channels last.
 
-    `split` says whether programs share out a map, and `stretches` how many, at most, do one strip; None chooses.
+    `split` says whether programs share out a map, `stretches` how many, at most, do one strip, and `halved` how often
+    the channels of each are halved; None chooses.
     """
     if x.numel() == 0:
         return
@@ -100,7 +103,7 @@ def realign_maps(
     tensors = (aligned(reference.contiguous()), gate, x if residual is None else aligned(residual), out)
     ends = (openness is not None, residual is not None, relu, norm is not None)
     dtypes = (reference.dtype, *(tensor.dtype for tensor in before))
-    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, dtypes, split, stretches)
+    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, ends, dtypes, split, stretches, halved)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes, plan.each, plan.segments, plan.run)
@@ -109,12 +112,14 @@ def realign_maps(
         plan.whole(x, *tensors, *before, epsilon, *plan.sizes, plan.each, plan.segments)
 
 
-def measure_maps(x: Tensor, bands: bool, *, split: bool | None = None, stretches: int | None = None) -> Tensor:
-    """As `moments`, of contiguous `x`, or with the channels last; `split` and `stretches` as for `realign_maps`."""
+def measure_maps(
+    x: Tensor, bands: bool, *, split: bool | None = None, stretches: int | None = None, halved: int | None = None
+) -> Tensor:
+    """As `moments`, of contiguous `x`, or with the channels last; how it is shared out as for `realign_maps`."""
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
-    plan = _plan(_shape(x), x.dtype, x.device, bands, None, (), split, stretches)
+    plan = _plan(_shape(x), x.dtype, x.device, bands, None, (), split, stretches, halved)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes, plan.each, plan.segments, plan.run)
@@ -165,6 +170,7 @@ def _plan(
     _dtypes: tuple[torch.dtype, ...],
     split: bool | None,
     stretches: int | None,
+    halved: int | None,
 ) -> _Plan:
     """The plan for all that Triton may specialise a kernel on, so that what it compiles can be kept there.
 
@@ -178,14 +184,19 @@ def _plan(
     rows = -(-n // width)
     pairs = _power(min(-(-width // 2), COLUMNS[last] // 2))
     strips = -(-width // (2 * pairs))
-    some = 16 // dtype.itemsize if last else max(1, pairs // 8)  # pairs of a thread
-    maps = min(_power(channels), LINE // dtype.itemsize if last else 64 * some // pairs)
     longer = 1 if bands else 4  # a row is less work without them
-    parts = 1 if strips == 1 and rows <= longer * WHOLE else -(-rows // (longer * ROWS))
+    parts = 1 if strips == 1 and rows <= longer * WHOLE else max(2, -(-rows // (longer * ROWS)))
     each = 2 * -(-rows // (2 * parts))
-    segments, tiles = strips * parts, -(-channels // maps)
+    segments = strips * parts
     if split is None:
         split = segments > 1
+    some = 16 // dtype.itemsize if last else max(1, pairs // 8)  # pairs of a thread
+    maps = LINE // dtype.itemsize if last else 64 * some // pairs
+    most, programs = min(HALVED, some.bit_length() - 1), -(-channels // maps) * segments * batch
+    if halved is None:
+        halved = sum(programs << times <= processors(device) for times in range(most))
+    some, maps = some >> min(halved, most), min(_power(channels), maps >> min(halved, most))
+    tiles = -(-channels // maps)
     if stretches is None:
         stretches = -(-ENOUGH * processors(device) // (tiles * strips * batch))
     run = -(-parts // stretches)
@@ -194,7 +205,7 @@ def _plan(
     warps = max(1, min(8, maps * pairs // (32 * some)))
     # As few registers as do without putting much aside: the more programs at once, the better they hide each other's
     # waiting for memory.
-    registers = 88 + 10 * some if last else 64 + 8 * some + (0 if split else 32)
+    registers = (88 + 10 * some if bands else 64 + 4 * some) if last else 64 + 8 * some + (0 if split else 32)
     # Sums that are multiplied and added in one instruction here and in two there would differ in the last bit.
     options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
 

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 _AHEAD = tl.constexpr(3)  # pairs of rows that are worked on or on their way
+_LEVELS = tl.constexpr(5)  # of a sum of 32 numbers, the most pairs of columns that a strip has
 
 
 @triton.jit
@@ -132,7 +133,20 @@ def pivot_of(x, channel, channels, n, width, LAST: tl.constexpr, EVEN: tl.conste
     inside = _inside(channel, column, channels, count, EVEN)
     spots = _spots(channel, column, channels, 1, LAST)
     first = tl.load(_row(x, 0, channel, column, channels, n, width, LAST) + spots[1], mask=inside, other=0.0)
-    return tl.sum(first.to(tl.float32), axis=1) / count
+    return _added(first.to(tl.float32)) / count
+
+
+@triton.jit
+def _added(lanes):
+    """The sum along the second axis, of a length that is a power of two, always in the same order.
+
+    `tl.sum` adds in one that depends on how many threads there are, and on the kernel around it.
+    """
+    for _ in tl.static_range(_LEVELS):
+        if lanes.shape[1] > 1:
+            first, second = tl.split(tl.reshape(lanes, [lanes.shape[0], lanes.shape[1] // 2, 2]))
+            lanes = first + second
+    return tl.reshape(lanes, [lanes.shape[0]])
 
 
 @triton.jit
@@ -155,7 +169,7 @@ def plain_sums_of(
         low += away0 + away1
         low2 = tl.fma(away1, away1, tl.fma(away0, away0, low2))
     none = tl.zeros([MAPS], tl.float32)
-    return tl.sum(low, axis=1), none, tl.sum(low2, axis=1), none, none, none
+    return _added(low), none, _added(low2), none, none, none
 
 
 @triton.jit
@@ -203,8 +217,8 @@ def sums_of(
             following = next_but_one
     low, high, low2, high2, square, rough = sums
     sums = (
-        tl.sum(low, axis=1), tl.sum(high, axis=1), tl.sum(low2, axis=1), tl.sum(high2, axis=1),
-        tl.sum(square, axis=1), tl.sum(rough, axis=1),
+        _added(low), _added(high), _added(low2), _added(high2),
+        _added(square), _added(rough),
     )  # fmt: skip
     return sums, (above, here, values)
 
