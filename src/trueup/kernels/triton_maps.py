@@ -39,7 +39,7 @@ FEWEST = 8  # rows that a program writes, about, where there are not enough prog
 ENOUGH = 12  # programs, for each processor
 WHOLE = 56  # rows of a map that is one segment, at most, if it is one strip
 LINE = 128  # bytes that memory gives at once: the channels of a program, where they lie last
-HALVED = 2  # times, at most, what a program and each of its threads does, where there are not enough programs
+HALVED = 2  # times, at most, that what a program and each of its threads does is halved, where programs are few
 COLUMNS = {True: 16, False: 64}  # of a strip, at most: where channels lie last, and where they do not
 
 # Sums that are kept: the pivot, and of a map without it those of both bands and of their squares; to measure, also of
@@ -192,10 +192,12 @@ def _plan(
         split = segments > 1
     some = 16 // dtype.itemsize if last else max(1, pairs // 8)  # pairs of a thread
     maps = LINE // dtype.itemsize if last else 64 * some // pairs
-    most, programs = min(HALVED, some.bit_length() - 1), -(-channels // maps) * segments * batch
     if halved is None:
-        halved = sum(programs << times <= processors(device) for times in range(most))
-    some, maps = some >> min(halved, most), min(_power(channels), maps >> min(halved, most))
+        # Half the channels, where they lie last, are half a line of memory, and else as quick to read.
+        programs, few = -(-channels // maps) * segments * batch, ((1 if split else 2) if last else 8)
+        halved = sum(programs << times <= few * processors(device) for times in range(1, HALVED + 1))
+    halved = min(halved, HALVED, some.bit_length() - (2 if last else 1))
+    some, maps = some >> halved, min(_power(channels), maps >> halved)
     tiles = -(-channels // maps)
     if stretches is None:
         stretches = -(-ENOUGH * processors(device) // (tiles * strips * batch))
