@@ -19,6 +19,7 @@ LAYERS = {
     "activations": 0,
     "normalisations": 0,
     "atomic": 0,
+    "batches": 0,
     "correction": 0,
     "evidence": 0,
     "channels": 1,
@@ -34,16 +35,17 @@ LAYERS = {
     "_calibrate": 6,
     "_correct": 6,
     "_measure": 6,
-    "": 7,  # trueup/__init__.py
-    "demo": 8,
-    "evaluation": 8,
-    "performance": 9,
-    "experiments": 10,
-    "figures": 11,
-    "cli": 12,
-    "__main__": 13,
+    "_choose": 7,
+    "": 8,  # trueup/__init__.py
+    "demo": 9,
+    "evaluation": 9,
+    "performance": 10,
+    "experiments": 11,
+    "figures": 12,
+    "cli": 13,
+    "__main__": 14,
 }
-APART = {"atomic": 0, "data": 1, "models": 1, "training": 2} | {k: v for k, v in LAYERS.items() if v >= 8}
+APART = {"atomic": 0, "data": 1, "models": 1, "training": 2} | {k: v for k, v in LAYERS.items() if v >= 9}
 OPTIONAL = {
     "matplotlib": {"figures"},
     "numba": {"kernels"},

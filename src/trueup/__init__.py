@@ -6,11 +6,12 @@
 
 What moves activations is a rule: `Evidence`, the default where a model has norms, or `Correction`, the paper's.
 
-The files of the three verbs begin with an underscore because `trueup.correct` is the function.
+The files of the verbs begin with an underscore because `trueup.correct` is the function.
 """
 
 from trueup import channels, functional, gate
 from trueup._calibrate import calibrate
+from trueup._choose import choose
 from trueup._correct import correct
 from trueup._measure import Shift, measure
 from trueup._sites import sites
@@ -32,6 +33,7 @@ __all__ = [
     "TraceError",
     "calibrate",
     "channels",
+    "choose",
     "correct",
     "functional",
     "gate",

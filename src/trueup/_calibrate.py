@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Unpack, get_args
 
 import torch
 from torch import Tensor, distributed, nn
 
 from trueup.activations import Kind
+from trueup.batches import images_of
 from trueup.correction import Method
 from trueup.fingerprint import Fingerprint
 from trueup.graph import Options
@@ -48,8 +49,6 @@ def calibrate(
     up to those of the whole. Where `torch.distributed` is initialised, call it on every rank: each gets the targets of
     all ranks' data.
     """
-    if isinstance(loader, Tensor):
-        raise TypeError("calibrate: the loader is a tensor, and would be taken image by image; give [images]")
     if method not in get_args(Method):
         raise ValueError(f"calibrate(method={method!r}): want one of {', '.join(get_args(Method))}")
     probe = Probe(model, kinds=get_args(Kind), **options)
@@ -60,7 +59,7 @@ def calibrate(
         selected=probe.selected,
         early=[site.name for site in probe.early],
     )
-    for number, images in enumerate(probe.checked(_images(loader, probe.module.device))):
+    for number, images in enumerate(probe.checked(images_of(loader, probe.module.device))):
         keys = _start_naming(images, number)
         tally.add(probe(images, tally.look), keys)
     if (targets := _sum(shard for shard in _of_all_ranks(tally.targets()) if shard is not None)) is None:
@@ -81,19 +80,6 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
     parts = iter(parts)
     first = next(parts, None)
     return None if first is None else functools.reduce(operator.add, parts, first)
-
-
-def _images(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:
-    """The images of each batch, on the device; says what is wrong with a batch that holds none."""
-    for number, batch in enumerate(loader):
-        images = batch[0] if isinstance(batch, tuple | list) and batch else batch
-        if not isinstance(images, Tensor) or images.dim() == 0:
-            raise TypeError(
-                f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
-                "list that starts with one; a generator such as (batch['image'] for batch in loader) picks them out"
-            )
-        if len(images):
-            yield images.detach().to(device)
 
 
 def _start_naming(images: Tensor, number: int) -> Callable[[], Tensor]:

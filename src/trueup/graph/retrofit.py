@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, fx, nn
 
+from trueup.batches import device_of
 from trueup.graph.follow import Following, can_be_later, following, leading, plain_activation
 from trueup.graph.rewire import absorb, fold, insert_after, read
 from trueup.graph.site import Options, Site
@@ -107,7 +108,7 @@ class Retrofit(nn.Module):
     @property
     def device(self) -> torch.device | None:
         """Where the model's first tensor is; None for a model without any."""
-        return next((tensor.device for tensor in (*self.model.parameters(), *self.model.buffers())), None)
+        return device_of(self.model)
 
     def _last_read(self, found: list[Place]) -> int:
         """Which of the places is the last that is read."""

@@ -1,0 +1,29 @@
+"""What a loader of clean images yields, and where a model wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Where a model is; None where it has neither parameters nor buffers."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+
+
+def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:
+    """The images of each batch, on the device; says what is wrong with a batch that holds none."""
+    if isinstance(loader, Tensor):
+        raise TypeError("the loader is a tensor, and would be taken image by image; give [images]")
+    for number, batch in enumerate(loader):
+        images = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if not isinstance(images, Tensor) or images.dim() == 0:
+            raise TypeError(
+                f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
+                "list that starts with one; a generator such as (batch['image'] for batch in loader) picks them out"
+            )
+        if len(images):
+            yield images.detach().to(device)

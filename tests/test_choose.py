@@ -1,0 +1,129 @@
+"""`choose`: the strongest form of a rule within a share of changed answers, and what that share promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import trueup
+from architectures import images, make
+from trueup._choose import DOSES, doses_within
+
+STRONG = trueup.Evidence(budget=1, strength=0.9, base=0.9)
+
+
+def rounded(output):
+    """An answer that changes more often than the most likely class of a network that was never trained."""
+    return (50 * output[:, 0]).round()
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    model = make("resnet")
+    return model, trueup.calibrate(model, images(64).split(32))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.08, 0.15, 0.4])
+def test_it_is_the_strongest_form_whose_changes_are_few_enough(resnet, share):
+    """By trying them in turn, with answers and shares counted one by one."""
+    model, targets = resnet
+    clean = images(80, seed=5)
+    with torch.no_grad():
+        own, touched, expected = rounded(model(clean)).tolist(), set(), replace(STRONG, strength=0.0, base=0.0)
+        for dose in DOSES:
+            rule = replace(STRONG, strength=dose * STRONG.strength, base=dose * STRONG.base)
+            said = rounded(trueup.correct(model, targets, rule)(clean)).tolist()
+            touched |= {k for k in range(80) if said[k] != own[k]}
+            if (len(touched) + 1) / 81 > share:
+                break
+            expected = rule
+    assert trueup.choose(model, targets, clean.split(32), share, STRONG, answer=rounded) == expected
+
+
+def test_shares_lead_to_different_forms(resnet):
+    shares = (0.02, 0.08, 0.15, 0.4)
+    chosen = [trueup.choose(*resnet, [images(80, seed=5)], share, STRONG, answer=rounded) for share in shares]
+    doses = [rule.strength / STRONG.strength for rule in chosen]
+    assert doses == sorted(set(doses))
+    assert not chosen[0].changes
+    assert chosen[-1] == STRONG
+
+
+def test_without_a_rule_it_is_the_default_at_most(resnet):
+    assert trueup.choose(*resnet, [(images(8), "labels")], 1.0) == trueup.Evidence()
+
+
+def test_the_model_keeps_its_mode_and_its_weights(resnet):
+    model, targets = resnet
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.train()
+    try:
+        trueup.choose(model, targets, [images(8)], 0.5)
+        assert model.training
+    finally:
+        model.eval()
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_pixels_count_by_their_share():
+    """Half of each image always changes its answer, where a rule changes anything at all."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1)).eval()
+    targets = trueup.calibrate(model, [images(32)])
+    outputs: list[torch.Tensor] = []
+
+    def answer(output):
+        outputs.append(output)
+        changed = not output.equal(outputs[0])
+        said = torch.zeros(len(output), 4, 4)
+        said[:, :2] = float(changed)
+        return said
+
+    assert trueup.choose(model, targets, [images(9)], 0.55, STRONG, answer=answer) == STRONG
+    outputs.clear()
+    assert not trueup.choose(model, targets, [images(9)], 0.54, STRONG, answer=answer).changes
+
+
+def test_new_images_lose_no_more_than_was_asked_for_on_average():
+    """Each image changes from a dose of its own on. Conformal risk control: E[lost] <= share, and not far below it."""
+    generator = torch.Generator().manual_seed(0)
+    doses, n, trials = torch.linspace(0, 1, 101)[1:], 60, 4000
+    for share in (0.05, 0.2):
+        risk = torch.zeros(trials)
+        for trial in range(trials):
+            own = torch.rand(n, generator=generator)
+            taken = doses_within((own <= doses[:, None]).double(), share)
+            risk[trial] = doses[taken - 1] if taken else 0.0
+        error = float(risk.std()) / trials**0.5
+        assert share - 2 / (n + 1) - 0.01 <= float(risk.mean()) <= share + 3 * error
+
+
+def test_an_image_that_changes_back_counts_as_changed():
+    lost = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.float64)
+    assert [doses_within(lost, share) for share in (0.1, 0.2, 0.4, 0.6, 1.0)] == [0, 1, 2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([], 0.5), ValueError, "the loader is empty"),
+        ((images(2), 0.5), TypeError, "the loader is a tensor"),
+        (([images(8)], 0.1), ValueError, "with 8 images, no less than 0.11 can be promised; give 10 images or more"),
+        (([images(8)], 0), ValueError, "more than 0, at most 1"),
+        (([images(8)], True), ValueError, "more than 0, at most 1"),
+        (([images(8)], 0.5, trueup.Correction()), TypeError, "want an Evidence"),
+    ],
+    ids=["empty", "tensor", "few", "zero", "bool", "the paper's"],
+)
+def test_it_says_what_is_wrong(resnet, arguments, error, message):
+    with pytest.raises(error, match=message):
+        trueup.choose(*resnet, *arguments)
+
+
+def test_it_says_that_an_output_holds_no_classes():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 30 * 30, 1))
+    targets = trueup.calibrate(model.eval(), [images(8)])
+    with pytest.raises(ValueError, match=r"output is of shape \(8, 1\), not scores.*answer=lambda"):
+        trueup.choose(model, targets, [images(8)], 0.5)
