@@ -10,63 +10,29 @@ share of predictions that it changes, and the accuracies with and without it. Ro
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 import trueup
-from trueup.cli.train import parse_seeds
+from of_models import append, options
 from trueup.evaluation import Benchmark, Case, Subject, read_subjects
 from trueup.evaluation.calibration import targets_of
 from trueup.evaluation.precision import measured_precision
 from trueup.evaluation.processes import ALONE
 
-FIELDS = (
-    "model",
-    "seed",
-    "asked",
-    "images",
-    "of",
-    "strength",
-    "base",
-    "changed",
-    "others",
-    "clean",
-    "uncorrected",
-    "calibrated",
-    "checkpoint",
-    "torch",
-    "device",
-)
-
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", help="files of models, or names of those that come with trueup")
-    parser.add_argument("--data", type=Path, help="the data root")
-    parser.add_argument("--seeds", type=parse_seeds, help="of a file with many models, as in 0-9 or 0,3")
+    parser = options(__doc__, "results/budget.csv")
     parser.add_argument("--asked", type=float, nargs="+", default=[0.005, 0.01, 0.02], help="shares to be asked for")
     parser.add_argument("--images", type=int, default=2000, help="to choose by")
-    parser.add_argument("--calibrate", type=int, help="clean images for targets; all if not given")
-    parser.add_argument("--batch", type=int, default=250)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--targets", type=Path, default=Path("runs/targets"), help="where calibrations are kept")
-    parser.add_argument("--out", type=Path, default=Path("results/budget.csv"))
     asked = parser.parse_args()
-    new = not asked.out.exists()
-    with asked.out.open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for path in asked.models:
-            for subject in read_subjects(path, asked.seeds):
-                for row in rows_of(subject, asked):
-                    writer.writerow(row)
-                    file.flush()
-                    print(subject.key, *(f"{name} {row[name]}" for name in FIELDS[2:11]))
+    for path in asked.models:
+        for subject in read_subjects(path, asked.seeds):
+            for row in rows_of(subject, asked):
+                append(asked.out, row)
+                print(subject.key, *(f"{name} {row[name]}" for name in list(row)[2:11]))
 
 
 def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, object]]:

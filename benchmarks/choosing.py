@@ -12,17 +12,15 @@ All images are kept on the device. Rows are appended to a CSV.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from trueup.cli.train import parse_seeds
+from of_models import append, options
 from trueup.evaluation import Benchmark, Case, Method, Realign, Subject, Uncorrected, read_subjects
 from trueup.evaluation.calibration import targets_of
 from trueup.evaluation.precision import measured_precision
@@ -53,46 +51,18 @@ CONSTANTS = {
 }
 """Other constants than the rule's, by what rows call them."""
 
-FIELDS = (
-    "model",
-    "seed",
-    "rule",
-    "clean",
-    "changed",
-    "chosen",
-    "images",
-    "calibrated",
-    "checkpoint",
-    "torch",
-    "device",
-)
-
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", help="files of models, or names of those that come with trueup")
-    parser.add_argument("--data", type=Path, help="the data root")
-    parser.add_argument("--seeds", type=parse_seeds, help="of a file with many models, as in 0-9 or 0,3")
+    parser = options(__doc__, "results/choosing.csv")
     parser.add_argument("--images", type=int, default=1000, help="of each corrupted set")
     parser.add_argument("--clean", type=int, help="clean images; all if not given")
-    parser.add_argument("--calibrate", type=int, help="clean images for targets; all if not given")
-    parser.add_argument("--batch", type=int, default=250)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--targets", type=Path, default=Path("runs/targets"), help="where calibrations are kept")
-    parser.add_argument("--out", type=Path, default=Path("results/choosing.csv"))
     asked = parser.parse_args()
-    new = not asked.out.exists()
-    with asked.out.open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for path in asked.models:
-            for subject in read_subjects(path, asked.seeds):
-                for row in rows_of(subject, asked):
-                    writer.writerow(row)
-                    file.flush()
-                    print(f"{subject.key}  {row['rule']:40} {row['clean']} {row['changed']} {row['chosen']}")
+    for path in asked.models:
+        for subject in read_subjects(path, asked.seeds):
+            for row in rows_of(subject, asked):
+                append(asked.out, row)
+                print(f"{subject.key}  {row['rule']:40} {row['clean']} {row['changed']} {row['chosen']}")
 
 
 def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, object]]:

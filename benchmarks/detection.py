@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import trueup
-from trueup.cli.train import parse_seeds
+from of_models import append, options
 from trueup.evaluation import Benchmark, Subject, read_subjects
 from trueup.evaluation.calibration import targets_of
 from trueup.evaluation.metrics import separation
@@ -34,17 +34,9 @@ LEVEL = 0.99
 
 def main() -> None:
     """Measure what is missing from the CSV, and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", help="files of models, or names of those that come with trueup")
-    parser.add_argument("--data", type=Path, help="the data root")
-    parser.add_argument("--seeds", type=parse_seeds, help="of a file with many models, as in 0-9 or 0,3")
+    parser = options(__doc__, "results/detection.csv")
     parser.add_argument("--images", type=int, help="of each test set; all if not given")
-    parser.add_argument("--calibrate", type=int, help="clean images for targets; all if not given")
     parser.add_argument("--severity", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--batch", type=int, default=250)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--targets", type=Path, default=Path("runs/targets"), help="where calibrations are kept")
-    parser.add_argument("--out", type=Path, default=Path("results/detection.csv"))
     asked = parser.parse_args()
     for path in asked.models:
         for subject in read_subjects(path, asked.seeds):
@@ -85,7 +77,8 @@ def _detect(subject: Subject, benchmark: Benchmark, asked: argparse.Namespace) -
             continue
         ranks = clean if test.case.corruption == CLEAN else unusual(test)
         area, found = separation(clean, ranks), 100 * float((ranks > LEVEL).float().mean())
-        _append(asked.out, (*key(test)[:5], f"{area:.2f}", f"{found:.2f}", test.origin, *facts))
+        row = (*key(test)[:5], f"{area:.2f}", f"{found:.2f}", test.origin, *facts)
+        append(asked.out, dict(zip(FIELDS, row, strict=True)))
         print(f"{subject.key}  {test.case.corruption:20} {test.case.severity}  {area:6.2f}  {found:6.2f}", flush=True)
 
 
@@ -99,13 +92,6 @@ def _read(path: Path) -> list[list[str]]:
         return []
     with path.open(newline="") as file:
         return list(csv.reader(file))[1:]
-
-
-def _append(path: Path, row: tuple[object, ...]) -> None:
-    new = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([FIELDS, row] if new else [row])
 
 
 if __name__ == "__main__":

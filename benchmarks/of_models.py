@@ -1,0 +1,37 @@
+"""What the measurements of trained models have in common: the options of their commands, and rows that are appended."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from trueup.cli.train import parse_seeds
+
+
+def options(document: str | None, out: str) -> argparse.ArgumentParser:
+    """A parser of the options that all of them take."""
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", help="files of models, or names of those that come with trueup")
+    parser.add_argument("--data", type=Path, help="the data root")
+    parser.add_argument("--seeds", type=parse_seeds, help="of a file with many models, as in 0-9 or 0,3")
+    parser.add_argument("--calibrate", type=int, help="clean images for targets; all if not given")
+    parser.add_argument("--batch", type=int, default=250)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--targets", type=Path, default=Path("runs/targets"), help="where calibrations are kept")
+    parser.add_argument("--out", type=Path, default=Path(out))
+    return parser
+
+
+def append(path: Path, row: Mapping[str, object]) -> None:
+    """Add a row to a CSV, which is made if it is not there."""
+    new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
