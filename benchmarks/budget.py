@@ -3,18 +3,22 @@
     python benchmarks/budget.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0
 
 A rule is chosen by some of the clean test images, and by as many of those that targets were made of, which the model
-was trained on but for ImageNet's. A row each: what was chosen, and on the test images that it was not chosen by, the
-share of predictions that it changes, and the accuracies with and without it. Rows are appended to a CSV.
+was trained on but for ImageNet's. A row each: what was chosen, the share of predictions that it changes on the test
+images that it was not chosen by, and the points that it gains there, and on the four corruptions that constants are
+chosen by, at all severities. Rows are appended to a CSV.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from statistics import fmean
 
 import torch
+from torch import Tensor, nn
 
 import trueup
+from choosing import CHOSEN_ON
 from of_models import append, options
 from trueup.evaluation import Benchmark, Case, Subject, read_subjects
 from trueup.evaluation.calibration import targets_of
@@ -27,12 +31,13 @@ def main() -> None:
     parser = options(__doc__, "results/budget.csv")
     parser.add_argument("--asked", type=float, nargs="+", default=[0.005, 0.01, 0.02], help="shares to be asked for")
     parser.add_argument("--images", type=int, default=2000, help="to choose by")
+    parser.add_argument("--corrupted", type=int, default=500, help="of each corrupted set")
     asked = parser.parse_args()
     for path in asked.models:
         for subject in read_subjects(path, asked.seeds):
             for row in rows_of(subject, asked):
                 append(asked.out, row)
-                print(subject.key, *(f"{name} {row[name]}" for name in list(row)[2:11]))
+                print(subject.key, *(f"{name} {row[name]}" for name in list(row)[2:12]))
 
 
 def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -42,26 +47,32 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
     targets = targets_of(
         subject, model, benchmark, asked.calibrate, folder=asked.targets, batch=asked.batch, processes=ALONE
     )
-    case = benchmark.open(Case("identity", 0))
-    order = torch.randperm(len(case.labels), generator=torch.Generator().manual_seed(0))
+    clean = benchmark.open(Case("identity", 0))
+    order = torch.randperm(len(clean.labels), generator=torch.Generator().manual_seed(0))
     some, others = order[: asked.images], order[asked.images :]
-    labels = case.labels[others]
-
-    def batches(which: torch.Tensor) -> Iterator[torch.Tensor]:
-        return (subject.normalisation(case.take(part).to(asked.device)) for part in which.split(asked.batch))
+    few = Benchmark(subject.set, root=asked.data, images=asked.corrupted, device=asked.device)
+    corrupted = [few.open(Case(name, severity)) for name in CHOSEN_ON for severity in range(1, 6)]
+    tests = [(clean, others), *((case, torch.arange(len(case.labels))) for case in corrupted)]
+    shown = [(case.take(which), case.labels[which]) for case, which in tests]
 
     @torch.inference_mode()
-    def answers(network: torch.nn.Module) -> torch.Tensor:
-        return torch.cat([network(images).argmax(1).cpu() for images in batches(others)])
+    def answers(network: nn.Module) -> list[Tensor]:
+        split = ([subject.normalisation(part) for part in images.split(asked.batch)] for images, _ in shown)
+        return [torch.cat([network(part).argmax(1).cpu() for part in parts]) for parts in split]
+
+    def right(said: list[Tensor]) -> list[float]:
+        return [100 * float((s == labels).double().mean()) for s, (_, labels) in zip(said, shown, strict=True)]
 
     with measured_precision():
         own = answers(model)
+        usual, *before = right(own)
         for share in asked.asked:
             for source in ("test", "calibration"):
                 known = benchmark.calibration(len(some), batch=asked.batch)
-                clean = batches(some) if source == "test" else (subject.normalisation(part) for part in known)
-                rule = trueup.choose(model, targets, clean, share)
+                seen = known if source == "calibration" else (clean.take(part) for part in some.split(asked.batch))
+                rule = trueup.choose(model, targets, (subject.normalisation(part) for part in seen), share)
                 said = answers(trueup.correct(model, targets, rule))
+                now, *after = right(said)
                 yield {
                     "model": subject.name,
                     "seed": subject.seed,
@@ -70,10 +81,11 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
                     "of": source,
                     "strength": f"{rule.strength:.3g}",
                     "base": f"{rule.base:.3g}",
-                    "changed": f"{100 * (said != own).float().mean():.2f}",
+                    "changed": f"{100 * (said[0] != own[0]).double().mean():.2f}",
+                    "clean": f"{now - usual:.2f}",
                     "others": len(others),
-                    "clean": f"{100 * (said == labels).float().mean():.2f}",
-                    "uncorrected": f"{100 * (own == labels).float().mean():.2f}",
+                    "gained": f"{fmean(after) - fmean(before):.2f}",
+                    "corrupted": asked.corrupted,
                     "calibrated": benchmark.calibration_count(asked.calibrate),
                     "checkpoint": subject.checkpoint,
                     "torch": torch.__version__,
