@@ -2,10 +2,10 @@
 
     python benchmarks/budget.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0
 
-A rule is chosen by some of the clean test images, and by as many of those that targets were made of, which the model
-was trained on but for ImageNet's. A row each: what was chosen, the share of predictions that it changes on the test
-images that it was not chosen by, and the points that it gains there, and on the four corruptions that constants are
-chosen by, at all severities. Rows are appended to a CSV.
+A rule is chosen by some of the clean test images, and by as many of those that targets are made of, which the model was
+trained on but for ImageNet's. A row each: what was chosen, the share of predictions that it changes on the test images
+that it was not chosen by, and the points that it gains there, and on the four corruptions that constants are chosen by,
+at all severities. Rows are appended to a CSV.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
     clean = benchmark.open(Case("identity", 0))
     order = torch.randperm(len(clean.labels), generator=torch.Generator().manual_seed(0))
     some, others = order[: asked.images], order[asked.images :]
+    if not len(others):
+        raise SystemExit(f"there are {len(order)} test images; choose by fewer than that, --images")
     few = Benchmark(subject.set, root=asked.data, images=asked.corrupted, device=asked.device)
     corrupted = [few.open(Case(name, severity)) for name in CHOSEN_ON for severity in range(1, 6)]
     tests = [(clean, others), *((case, torch.arange(len(case.labels))) for case in corrupted)]
@@ -77,7 +79,7 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
                     "model": subject.name,
                     "seed": subject.seed,
                     "asked": f"{100 * share:g}",
-                    "images": len(some),
+                    "images": len(some) if source == "test" else benchmark.calibration_count(len(some)),
                     "of": source,
                     "strength": f"{rule.strength:.3g}",
                     "base": f"{rule.base:.3g}",

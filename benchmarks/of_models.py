@@ -27,11 +27,14 @@ def options(document: str | None, out: str) -> argparse.ArgumentParser:
 
 
 def append(path: Path, row: Mapping[str, object]) -> None:
-    """Add a row to a CSV, which is made if it is not there."""
-    new = not path.exists()
+    """Add a row to a CSV, which is made if it is not there, and has these columns if it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="") as file:
+    with path.open("a+", newline="") as file:
+        file.seek(0)
+        columns = next(csv.reader(file), None)
+        if columns not in (None, list(row)):
+            raise SystemExit(f"{path} has other columns, of another version: {', '.join(columns or ())}")
         writer = csv.DictWriter(file, list(row), lineterminator="\n")
-        if new:
+        if columns is None:
             writer.writeheader()
         writer.writerow(row)

@@ -52,6 +52,10 @@ def test_shares_lead_to_different_forms(resnet):
     assert chosen[-1] == STRONG
 
 
+def test_as_many_images_as_it_asks_for_are_enough(resnet):
+    assert trueup.choose(*resnet, [images(9)], 0.1, replace(STRONG, strength=1e-6, base=0.0)).changes
+
+
 def test_without_a_rule_it_is_the_default_at_most(resnet):
     assert trueup.choose(*resnet, [(images(8), "labels")], 1.0) == trueup.Evidence()
 
@@ -59,9 +63,10 @@ def test_without_a_rule_it_is_the_default_at_most(resnet):
 def test_the_model_keeps_its_mode_and_its_weights(resnet):
     model, targets = resnet
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    chosen = trueup.choose(model, targets, [images(80, seed=5)], 0.15, STRONG, answer=rounded)
     model.train()
     try:
-        trueup.choose(model, targets, [images(8)], 0.5)
+        assert trueup.choose(model, targets, [images(80, seed=5)], 0.15, STRONG, answer=rounded) == chosen
         assert model.training
     finally:
         model.eval()
@@ -110,12 +115,13 @@ def test_an_image_that_changes_back_counts_as_changed():
     [
         (([], 0.5), ValueError, "the loader is empty"),
         ((images(2), 0.5), TypeError, "the loader is a tensor"),
-        (([images(8)], 0.1), ValueError, "with 8 images, no less than 0.11 can be promised; give 10 images or more"),
+        (([images(8)], 0.1), ValueError, "8 images are too few to promise that .* give 9 or more"),
+        (([images(8), images(8) / 0], 0.5), ValueError, "batch 1 of the loader holds NaN or infinity"),
         (([images(8)], 0), ValueError, "more than 0, at most 1"),
         (([images(8)], True), ValueError, "more than 0, at most 1"),
         (([images(8)], 0.5, trueup.Correction()), TypeError, "want an Evidence"),
     ],
-    ids=["empty", "tensor", "few", "zero", "bool", "the paper's"],
+    ids=["empty", "tensor", "few", "infinite", "zero", "bool", "the paper's"],
 )
 def test_it_says_what_is_wrong(resnet, arguments, error, message):
     with pytest.raises(error, match=message):

@@ -73,6 +73,8 @@ class TestUntouched:
         for rule in (STRONG, EVIDENCE, GATED, CAREFUL) if name in NORMED else (STRONG,):
             trueup.correct(model, targets, rule)(x)
         trueup.measure(model, targets, x), trueup.sites(model, x)
+        if name in NORMED:
+            trueup.choose(model, targets, [x], 0.5)
         for key, value in model.state_dict().items():
             assert value.equal(before[key]), key
         assert model(x).equal(outputs)

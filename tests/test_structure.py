@@ -18,6 +18,7 @@ SOURCE = Path(trueup.__file__).parent
 LAYERS = {
     "activations": 0,
     "normalisations": 0,
+    "ranks": 0,
     "atomic": 0,
     "batches": 0,
     "correction": 0,

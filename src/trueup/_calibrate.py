@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Unpack, get_args
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from trueup.activations import Kind
 from trueup.batches import images_of
@@ -17,6 +17,7 @@ from trueup.correction import Method
 from trueup.fingerprint import Fingerprint
 from trueup.graph import Options
 from trueup.probe import Probe
+from trueup.ranks import gathered
 from trueup.tally import Tally
 from trueup.targets import Targets
 
@@ -62,7 +63,7 @@ def calibrate(
     for number, images in enumerate(probe.checked(images_of(loader, probe.module.device))):
         keys = _start_naming(images, number)
         tally.add(probe(images, tally.look), keys)
-    if (targets := _sum(shard for shard in _of_all_ranks(tally.targets()) if shard is not None)) is None:
+    if (targets := _sum(shard for shard in gathered(tally.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
     if not (targets.sites or targets.channels):
         raise ValueError(
@@ -109,11 +110,3 @@ def _start_naming(images: Tensor, number: int) -> Callable[[], Tensor]:
         return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
 
     return names
-
-
-def _of_all_ranks(targets: Targets | None) -> list[Targets | None]:
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return [targets]
-    gathered: list[Targets | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, targets)
-    return gathered

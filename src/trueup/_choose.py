@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Unpack
@@ -13,6 +14,7 @@ from trueup._correct import correct
 from trueup.batches import device_of, images_of
 from trueup.evidence import Evidence
 from trueup.graph import Options
+from trueup.ranks import gathered
 from trueup.targets import Targets
 
 DOSES = (0.04, 0.06, 0.09, 0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
@@ -46,34 +48,45 @@ def choose(
     goes through the model once for each form. `options` are those of `correct`.
 
     If new images are drawn as these were, the share of them whose answer changes is expected to be `changed` at most,
-    whatever the model is like: conformal risk control (Angelopoulos et al., 2024). That takes images that the model was
-    not trained on, since it is surer of those that it was; and 1 / `changed` - 1 of them at least.
+    whatever the model is like: conformal risk control (Angelopoulos et al., 2024). That takes images that neither the
+    model was trained on, which is surer of those, nor the targets were made of; and 1 / `changed` - 1 of them at least.
+    Where `torch.distributed` is initialised, call it on every rank: all choose by all ranks' images.
 
     Where a model answers for each pixel, an image counts as changed by the share of its pixels. For outputs that are
-    not scores of classes in dimension 1, say by `answer` what is to be compared.
+    not scores of classes in dimension 1, say by `answer` what is to be compared, for equality: a tensor `(batch, ...)`.
     """
     rule = Evidence() if rule is None else rule
     if not isinstance(rule, Evidence):
         raise TypeError(f"choose: want an Evidence, whose strength can be chosen, got {rule!r}")
     if isinstance(changed, bool) or not isinstance(changed, int | float) or not 0 < changed <= 1:
         raise ValueError(f"choose(changed={changed!r}): want a share of clean images, more than 0, at most 1")
+    batches = images_of(loader, device_of(model))
     forms = [replace(rule, strength=dose * rule.strength, base=dose * rule.base) for dose in (0.0, *DOSES)]
     networks = [correct(model, targets, form, **options) for form in forms]
-    differ = []
-    for images in images_of(loader, device_of(model)):
-        with torch.inference_mode():
-            own, *answers = (answer(network(images.clone())).reshape(len(images), -1) for network in networks)
-        differ.append(torch.stack([(other != own).double().mean(dim=1) for other in answers]).cpu())
-    if not differ:
+    lost = gathered(_lost(networks, batches, answer))
+    if not (known := [part for part in lost if part is not None]):
         raise ValueError("choose: the loader is empty; want batches of clean images")
-    lost = torch.cat(differ, dim=1)
-    least = 1 / (lost.shape[1] + 1)
-    if changed < least:
+    differs = torch.cat(known, dim=1)
+    images, wanted = differs.shape[1], math.ceil(1 / changed - 1e-9) - 1
+    if images < wanted:
         raise ValueError(
-            f"choose(changed={changed}): with {lost.shape[1]} images, no less than {least:.2g} can be promised; give "
-            f"{round(1 / changed)} images or more"
+            f"choose(changed={changed}): {images} images are too few to promise that of a rule that changes anything; "
+            f"give {wanted} or more"
         )
-    return forms[doses_within(lost, changed)]
+    return forms[doses_within(differs, changed)]
+
+
+def _lost(networks: list[nn.Module], batches: Iterable[Tensor], answer: Callable[[Any], Tensor]) -> Tensor | None:
+    """How much of each image's answer differs from that of the first network `(others, images)`; None without any."""
+    parts = []
+    for number, images in enumerate(batches):
+        if not images.isfinite().all():
+            raise ValueError(f"batch {number} of the loader holds NaN or infinity; clean data must be finite")
+        with torch.inference_mode():
+            own = answer(networks[0](images.clone())).reshape(len(images), -1)
+            differs = ((answer(other(images.clone())).reshape(own.shape) != own) for other in networks[1:])
+            parts.append(torch.stack([part.double().mean(dim=1) for part in differs]).cpu())
+    return torch.cat(parts, dim=1) if parts else None
 
 
 def doses_within(lost: Tensor, share: float) -> int:

@@ -18,12 +18,16 @@ def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Te
     """The images of each batch, on the device; says what is wrong with a batch that holds none."""
     if isinstance(loader, Tensor):
         raise TypeError("the loader is a tensor, and would be taken image by image; give [images]")
-    for number, batch in enumerate(loader):
-        images = batch[0] if isinstance(batch, tuple | list) and batch else batch
-        if not isinstance(images, Tensor) or images.dim() == 0:
-            raise TypeError(
-                f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
-                "list that starts with one; a generator such as (batch['image'] for batch in loader) picks them out"
-            )
-        if len(images):
-            yield images.detach().to(device)
+    return (
+        images.detach().to(device) for number, batch in enumerate(loader) if len(images := _images_in(batch, number))
+    )
+
+
+def _images_in(batch: Any, number: int) -> Tensor:
+    images = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if not isinstance(images, Tensor) or images.dim() == 0:
+        raise TypeError(
+            f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
+            "list that starts with one; a generator such as (batch['image'] for batch in loader) picks them out"
+        )
+    return images

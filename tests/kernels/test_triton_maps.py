@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.backends import INTERPRETED
 from trueup import channels
+from trueup.kernels import Norm
 
 DEVICES = [
     *(["cpu"] if INTERPRETED else []),
@@ -31,6 +32,7 @@ SHAPES = [
     ((3, 4, 7), False),  # a sequence
     ((2, 3, 3, 4, 5), False),  # a volume
     ((1, 3, 10, 70), True),  # several strips
+    ((1, 2, 2, 70), True),  # and too few rows to be shared out
     ((1, 2, 35, 40), True),  # channels last: several strips, several segments
     ((1, 2, 70, 70), False),  # several rows of our making; channels last: several segments
 ]
@@ -145,17 +147,50 @@ def test_triton_measures_what_the_specification_does(device, last, shape, bands)
         assert ((found.double().cpu() - expected).abs() <= reach + 8 * STEPS * UNIT * expected.abs()).all()
 
 
+def around(x: Tensor) -> dict:
+    """All that may be done in the same pass: how open images are, something to add, a ReLU and a norm."""
+    open_by = torch.linspace(1, 0.2, len(x), device=x.device)
+    mean, variance, weight, bias = (0.5 + maps(4, x.shape[1], seed=7).abs()).to(x.device)
+    return {
+        "openness": open_by,
+        "residual": torch.empty_like(x).copy_(x.flip(0)),
+        "relu": True,
+        "norm": Norm(mean, variance, weight, bias, 1e-3),
+    }
+
+
 @devices
 @layouts
 @pytest.mark.parametrize("bands", [False, True])
-def test_triton_does_not_depend_on_the_batch_to_the_last_bit(device, last, bands):
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 3, 61, 19),  # several segments
+        pytest.param((64, 48, 28, 28), marks=pytest.mark.gpu),  # fewer channels a program for one image than for all
+        pytest.param((64, 64, 14, 14), marks=pytest.mark.gpu),
+    ],
+    ids=str,
+)
+def test_triton_does_not_depend_on_the_batch_to_the_last_bit(device, last, bands, shape):
     from trueup.kernels import triton_maps
 
-    x = laid_out(3 * maps(3, 3, 61, 19).to(device), last)  # several segments
-    usual = reference(maps(30, 3, 61, 19), bands=bands).to(device)
-    together = triton_maps.realign(x, usual)
-    assert torch.cat([triton_maps.realign(laid_out(image[None], last), usual) for image in x]).equal(together)
+    x = laid_out(3 * maps(*shape).to(device), last)
+    usual = reference(maps(30, *shape[1:]), bands=bands).to(device)
+    given = around(x)
+    together = triton_maps.realign(x, usual, **given)
+    for k in (0, 1, len(x) - 1):
+        own = {**given, "openness": given["openness"][k : k + 1], "residual": given["residual"][k : k + 1]}
+        assert triton_maps.realign(laid_out(x[k : k + 1], last), usual, **own).equal(together[k : k + 1])
     assert triton_maps.moments(x[:1].clone(), bands).equal(triton_maps.moments(x, bands)[:1])
+
+
+@devices
+def test_triton_does_not_depend_on_gaps_between_images_to_the_last_bit(device):
+    from trueup.kernels import triton_maps
+
+    x = laid_out(3 * maps(4, 3, 20, 19).to(device), last=True)[::2]
+    usual = reference(maps(30, 3, 20, 19), bands=True).to(device)
+    assert triton_maps.realign(x, usual)[:1].equal(triton_maps.realign(x[:1], usual))
 
 
 @devices
@@ -169,6 +204,7 @@ def test_triton_does_not_depend_on_the_batch_to_the_last_bit(device, last, bands
         ((1, 1, 130, 125), False),  # rows of our making
         ((1, 70, 14, 14), True),  # one segment, and more channels than a program takes
         pytest.param((2, 70, 28, 28), True, marks=pytest.mark.gpu),
+        pytest.param((2, 48, 28, 28), True, marks=pytest.mark.gpu),  # a program's channels go into them, or not
         pytest.param((2, 70, 7, 7), False, marks=pytest.mark.gpu),
         pytest.param((1, 5, 448, 34), True, marks=pytest.mark.gpu),  # sixteen, which Triton takes for a round number
     ],
@@ -184,7 +220,7 @@ def test_triton_does_not_depend_on_how_programs_share_out_the_work_to_the_last_b
     for split, stretches, halved in ways:
         shared = {"split": split, "stretches": stretches, "halved": halved}
         found.append(torch.full_like(x, torch.nan))
-        triton_maps.realign_maps(x, usual, None, found[-1], **shared)
+        triton_maps.realign_maps(x, usual, out=found[-1], **around(x), **shared)
         moments.append(triton_maps.measure_maps(x, bands, **shared))
     assert all(out.equal(found[0]) for out in found)
     assert all(out.equal(moments[0]) for out in moments)
@@ -320,7 +356,7 @@ def test_triton_adds_and_cuts_off_what_it_writes(device, last, dtype, shape, ban
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("shape", "bands"), [((3, 5, 9, 7), True), ((3, 5, 30, 19), True), ((3, 5, 5, 5), False)])
 def test_triton_does_the_norm_before(device, last, dtype, shape, bands):
-    from trueup.kernels import Norm, triton_maps
+    from trueup.kernels import triton_maps
 
     before = torch.linspace(0.5, 3, shape[1])
     norm = Norm(*(tensor.to(device) for tensor in (before - 1, before, before.flip(0), -before)), 1e-3)
@@ -348,7 +384,7 @@ def test_triton_stays_within_what_float16_holds(device):
 
 @devices
 def test_triton_takes_a_norm_whose_tensors_are_not_contiguous(device):
-    from trueup.kernels import Norm, triton_maps
+    from trueup.kernels import triton_maps
 
     x, before = 3 * maps(2, 5, 9, 7, seed=1).to(device), torch.linspace(0.5, 3, 5, device=device)
     norm = Norm(before - 1, before, before.flip(0), -before, 1e-3)
@@ -370,3 +406,18 @@ def test_triton_takes_more_images_than_a_side_of_a_grid(measure):
         assert plan.split == (side > 16)
         for launch in (plan.whole, plan.sum_segments, plan.finish):
             assert max(launch.grid[1:]) <= 65_535
+
+
+@pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs Triton")
+@pytest.mark.parametrize("last", [False, True])
+def test_no_segment_is_empty(last):
+    """A program would begin at a row that is not there, and read it."""
+    from trueup.kernels import triton_maps
+
+    device = torch.device("cpu" if INTERPRETED else "cuda:0")
+    for height in range(1, 130):
+        for width in (1, 8, 17, 70, 200):
+            shape = triton_maps._Shape((1, 4, height, width), last)
+            plan = triton_maps._plan(shape, torch.float32, device, True, None, (), None, None, None)
+            *_, rows, strips = plan.sizes
+            assert (plan.segments // strips - 1) * plan.each < rows

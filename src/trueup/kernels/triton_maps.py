@@ -130,10 +130,10 @@ def measure_maps(
 
 
 def _in_order(x: Tensor) -> Tensor:
-    """As it is, if maps are contiguous or have their channels last, and else a copy."""
-    if not (x.is_contiguous() or channels_lie_last(x)):
-        return x.contiguous()
-    return aligned(x)
+    """As it is, if maps are contiguous or have their channels last, and else a copy, as each image alone would lie."""
+    if x.is_contiguous() or channels_lie_last(x):
+        return aligned(x)
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_lie_last(x[:1]) else x.contiguous()
 
 
 class _Shape(NamedTuple):
@@ -185,7 +185,8 @@ def _plan(
     pairs = _power(min(-(-width // 2), COLUMNS[last] // 2))
     strips = -(-width // (2 * pairs))
     longer = 1 if bands else 4  # a row is less work without them
-    parts = 1 if strips == 1 and rows <= longer * WHOLE else max(2, -(-rows // (longer * ROWS)))
+    shared = rows > 2 and (strips > 1 or rows > longer * WHOLE)
+    parts = max(2, -(-rows // (longer * ROWS))) if shared else 1
     each = 2 * -(-rows // (2 * parts))
     segments = strips * parts
     if split is None:
@@ -216,7 +217,7 @@ def _plan(
         pdl = {"launch_pdl": True} if early else {}
         return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
 
-    measure, rule, whole, strip = ends is None, ends or (), tiles * batch, tiles * strips * batch
+    measure, rule, strip = ends is None, ends or (), tiles * strips * batch
     return _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
@@ -225,9 +226,9 @@ def _plan(
         segments,
         run,
         written,
-        launch(_measure_whole if measure else _realign_whole, whole, *rule),
+        launch(_measure_whole if measure else _realign_whole, tiles * batch, *rule),
         launch(_sum_segments, strip * -(-parts // run), measure),
-        launch(_tell_sums, whole) if measure else launch(_realign_rows, strip * -(-rows // written), *rule),
+        launch(_tell_sums, tiles * batch) if measure else launch(_realign_rows, strip * -(-rows // written), *rule),
     )
 
 
