@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from choosing import CHOSEN_ON
-from of_models import append, options
+from of_models import CHOSEN_ON, append, options
 from trueup.evaluation import Benchmark, Case, Subject, read_subjects
 from trueup.evaluation.calibration import targets_of
 from trueup.evaluation.precision import measured_precision

@@ -20,14 +20,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from of_models import append, options
+from of_models import CHOSEN_ON, append, options
 from trueup.evaluation import Benchmark, Case, Method, Realign, Subject, Uncorrected, read_subjects
 from trueup.evaluation.calibration import targets_of
 from trueup.evaluation.precision import measured_precision
 from trueup.evaluation.processes import ALONE
 from trueup.experiments.specs import MIXING, RULES
 
-CHOSEN_ON = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 DEFAULT, _, UNGATED = RULES
 METHODS: tuple[Method, ...] = (
     Uncorrected(),

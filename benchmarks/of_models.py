@@ -1,4 +1,4 @@
-"""What the measurements of trained models have in common: the options of their commands, and rows that are appended."""
+"""What the measurements of trained models have in common: corruptions, the options of commands, rows appended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 import torch
 
 from trueup.cli.train import parse_seeds
+
+CHOSEN_ON = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+"""The corruptions that constants are chosen by, and that no table averages over."""
 
 
 def options(document: str | None, out: str) -> argparse.ArgumentParser:

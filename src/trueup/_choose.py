@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from trueup._correct import correct
-from trueup.batches import device_of, images_of
+from trueup.batches import images_of
 from trueup.evidence import Evidence
-from trueup.graph import Options
+from trueup.graph import Options, device_of
 from trueup.ranks import gathered
 from trueup.targets import Targets
 

@@ -1,4 +1,4 @@
-"""What a loader of clean images yields, and where a model wants it."""
+"""What a loader of clean images yields."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-
-def device_of(model: nn.Module) -> torch.device | None:
-    """Where a model is; None where it has neither parameters nor buffers."""
-    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+from torch import Tensor
 
 
 def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:

@@ -48,6 +48,8 @@ class Evidence:
     of its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in
     calibration, and what is no map of two dimensions, have one deviation in any case.
 
+    How many answers on clean images change, these numbers do not say: `trueup.choose` finds how strong a rule may be.
+
     The last fifteenth of a model's norms is left alone, rounded: one of 19 in a ResNet-20, four of 53 in a ResNet-50.
     What is there goes to the classifier, and is about what the picture is of.
 

@@ -4,8 +4,20 @@ The only place that knows torch.fx.
 """
 
 from trueup.graph.follow import Order, add, norm_of
-from trueup.graph.retrofit import Reader, Retrofit, clone, find
+from trueup.graph.retrofit import Reader, Retrofit, clone, device_of, find
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import TraceError
 
-__all__ = ["Options", "Order", "Reader", "Retrofit", "Site", "TraceError", "add", "clone", "find", "norm_of"]
+__all__ = [
+    "Options",
+    "Order",
+    "Reader",
+    "Retrofit",
+    "Site",
+    "TraceError",
+    "add",
+    "clone",
+    "device_of",
+    "find",
+    "norm_of",
+]

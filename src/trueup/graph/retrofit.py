@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, fx, nn
 
-from trueup.batches import device_of
 from trueup.graph.follow import Following, can_be_later, following, leading, plain_activation
 from trueup.graph.rewire import absorb, fold, insert_after, read
 from trueup.graph.site import Options, Site
@@ -21,6 +20,11 @@ from trueup.graph.trace import Place, trace
 def find(model: nn.Module, **options: Unpack[Options]) -> list[Site]:
     """The sites of a model, in the order of its forward pass."""
     return _selected(trace(clone(model).eval(), **options)[1], options)
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Where a model's first tensor is; None for a model without any."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
 
 
 def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
@@ -107,7 +111,7 @@ class Retrofit(nn.Module):
 
     @property
     def device(self) -> torch.device | None:
-        """Where the model's first tensor is; None for a model without any."""
+        """As `device_of` the model."""
         return device_of(self.model)
 
     def _last_read(self, found: list[Place]) -> int:

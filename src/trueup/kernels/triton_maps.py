@@ -197,7 +197,7 @@ def _plan(
         # Half the channels, where they lie last, are half a line of memory, and else as quick to read.
         programs, few = -(-channels // maps) * segments * batch, ((1 if split else 2) if last else 8)
         halved = sum(programs << times <= few * processors(device) for times in range(1, HALVED + 1))
-    halved = min(halved, HALVED, some.bit_length() - (2 if last else 1))
+    halved = min(halved, HALVED, some.bit_length() - (2 if last else 1))  # two values a thread are left, or one
     some, maps = some >> halved, min(_power(channels), maps >> halved)
     tiles = -(-channels // maps)
     if stretches is None:
