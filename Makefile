@@ -31,8 +31,8 @@ test-gpu: $(READY)
 
 # OpenCV and scikit-image come along; OpenCV wants system libraries that not every machine has.
 test-oracle: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[oracle]'
-	$(BIN)/pytest tests/corruptions
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable "lab[oracle]"
+	$(BIN)/pytest tests/lab/corruptions
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -41,7 +41,7 @@ format: $(READY)
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable 'lab[test]'
 	touch $(READY)

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 import trueup
 from of_models import CHOSEN_ON, append, options
-from trueup.evaluation import Benchmark, Case, Subject, read_subjects
-from trueup.evaluation.calibration import targets_of
-from trueup.evaluation.precision import measured_precision
-from trueup.evaluation.processes import ALONE
+from trueup_lab.evaluation import Benchmark, Case, Subject, read_subjects
+from trueup_lab.evaluation.calibration import targets_of
+from trueup_lab.evaluation.precision import measured_precision
+from trueup_lab.evaluation.processes import ALONE
 
 
 def main() -> None:

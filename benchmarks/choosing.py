@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from of_models import CHOSEN_ON, append, options
-from trueup.evaluation import Benchmark, Case, Method, Realign, Subject, Uncorrected, read_subjects
-from trueup.evaluation.calibration import targets_of
-from trueup.evaluation.precision import measured_precision
-from trueup.evaluation.processes import ALONE
-from trueup.experiments.specs import MIXING, RULES
+from trueup_lab.evaluation import Benchmark, Case, Method, Realign, Subject, Uncorrected, read_subjects
+from trueup_lab.evaluation.calibration import targets_of
+from trueup_lab.evaluation.precision import measured_precision
+from trueup_lab.evaluation.processes import ALONE
+from trueup_lab.experiments.specs import MIXING, RULES
 
 DEFAULT, _, UNGATED = RULES
 METHODS: tuple[Method, ...] = (
@@ -42,9 +42,9 @@ METHODS: tuple[Method, ...] = (
     Realign(bands=False),
 )
 CONSTANTS = {
-    "means count half": ("trueup.channels.COUNTS", (0.5, 0.5, 1.0)),
-    "low bands count 1": ("trueup.channels.COUNTS", (0.25, 1.0, 1.0)),
-    "all count 1": ("trueup.channels.COUNTS", (1.0, 1.0, 1.0)),
+    "means count half": ("trueup.functional.evidence.COUNTS", (0.5, 0.5, 1.0)),
+    "low bands count 1": ("trueup.functional.evidence.COUNTS", (0.25, 1.0, 1.0)),
+    "all count 1": ("trueup.functional.evidence.COUNTS", (1.0, 1.0, 1.0)),
     "all norms": ("trueup._correct.LAST", 0.0),
     "but the last tenth": ("trueup._correct.LAST", 0.1),
 }

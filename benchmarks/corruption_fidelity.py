@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trueup.data import cifar10
-from trueup.data.corruptions import corrupt, corruptions, severities
-from trueup.data.fidelity import WITHOUT_CHANCE, change, within
-from trueup.data.images import IMAGENET
-from trueup.data.root import data_root
-from trueup.models.public import load_public
+from trueup_lab.data import cifar10
+from trueup_lab.data.corruptions import corrupt, corruptions, severities
+from trueup_lab.data.fidelity import WITHOUT_CHANCE, change, within
+from trueup_lab.data.images import IMAGENET
+from trueup_lab.data.root import data_root
+from trueup_lab.models.public import load_public
 
 HERE = Path(__file__).resolve().parent
 SEEDS = 12

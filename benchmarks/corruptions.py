@@ -24,9 +24,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from trueup.data.corruptions import check, corrupt, corruptions, severities
-from trueup.data.corruptions.families import FAMILIES
-from trueup.data.root import MissingDataError
+from trueup_lab.data.corruptions import check, corrupt, corruptions, severities
+from trueup_lab.data.corruptions.families import FAMILIES
+from trueup_lab.data.root import MissingDataError
 
 HERE = Path(__file__).resolve().parent
 BATCH = {
@@ -177,7 +177,7 @@ def best(run: Callable[[], object], repeats: int) -> float:
 
 def time_resnet50(count: int, kind: str) -> float:
     """Seconds of a forward pass over a batch, channels last, eager."""
-    from trueup.models.resnet50 import ResNet50
+    from trueup_lab.models.resnet50 import ResNet50
 
     model = ResNet50("bn").cuda().eval().to(memory_format=torch.channels_last)
     x = torch.randn(count, 3, 224, 224, device="cuda").contiguous(memory_format=torch.channels_last)

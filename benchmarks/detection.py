@@ -18,12 +18,12 @@ from torch import Tensor
 
 import trueup
 from of_models import append, options
-from trueup.evaluation import Benchmark, Subject, read_subjects
-from trueup.evaluation.calibration import targets_of
-from trueup.evaluation.metrics import separation
-from trueup.evaluation.precision import measured_precision
-from trueup.evaluation.processes import ALONE
-from trueup.evaluation.sets import CLEAN, TestSet
+from trueup_lab.evaluation import Benchmark, Subject, read_subjects
+from trueup_lab.evaluation.calibration import targets_of
+from trueup_lab.evaluation.metrics import separation
+from trueup_lab.evaluation.precision import measured_precision
+from trueup_lab.evaluation.processes import ALONE
+from trueup_lab.evaluation.sets import CLEAN, TestSet
 
 FIELDS = (
     *("model", "seed", "corruption", "severity", "images", "separation", "found"),

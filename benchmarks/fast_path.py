@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.data import cifar10
-from trueup.data.corruptions import corrupt, corruptions
-from trueup.data.imagenet import ImageFolder
-from trueup.data.images import IMAGENET, Images
-from trueup.models import load_public
+from trueup_lab.data import cifar10
+from trueup_lab.data.corruptions import corrupt, corruptions
+from trueup_lab.data.imagenet import ImageFolder
+from trueup_lab.data.images import IMAGENET, Images
+from trueup_lab.models import load_public
 
 FIELDS = ("network", "corruption", "severity", "images", "right_exact", "right_fast", "agree", "torch", "device")
 PAPERS = {"resnet20": (1.0, 0.2), "resnet50": (0.5, 0.5)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trueup.cli.train import parse_seeds
+from trueup_lab.cli.train import parse_seeds
 
 CHOSEN_ON = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 """The corruptions that constants are chosen by, and that no table averages over."""

@@ -18,10 +18,10 @@ import torch
 
 import trueup
 from trueup import functional
-from trueup.data import cifar10
-from trueup.data.corruptions import corrupt
-from trueup.data.images import IMAGENET
-from trueup.models import load_public
+from trueup_lab.data import cifar10
+from trueup_lab.data.corruptions import corrupt
+from trueup_lab.data.images import IMAGENET
+from trueup_lab.models import load_public
 
 RESOLUTIONS = (65, 129, 257, 513, 1025, 2049)
 FIELDS = ("resolution", "worst_error", "worst_stated_error", "same_predictions", "file_kb")

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from trueup.data.images import NORMALISATION, Images
-from trueup.models import ResNet20
-from trueup.training.engine import Engine, default_engine
-from trueup.training.fleet import Fleet
-from trueup.training.recipes import RECIPES
+from trueup_lab.data.images import NORMALISATION, Images
+from trueup_lab.models import ResNet20
+from trueup_lab.training.engine import Engine, default_engine
+from trueup_lab.training.fleet import Fleet
+from trueup_lab.training.recipes import RECIPES
 
 FIELDS = ["norm", "models", "variant", "batch", "ms_a_model_and_step", "setup_s", "device", "torch"]
 NUMBER_OF_IMAGES = 50_000

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup import Targets
-from trueup.evaluation import Needs, as_method
+from trueup_lab.evaluation import Needs, as_method
 
 
 @as_method("jittered")

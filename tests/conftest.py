@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trueup.data.root import data_root
+from trueup_lab.data.root import data_root
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from one_pass import (
     residual_is_overwritten,
     sum_is_read,
 )
-from trueup.graph import Reader, Retrofit
+from trueup.graph import Reader, Instrumented
 
 
 def absorbed(robust, x):
@@ -344,14 +344,14 @@ def test_a_module_is_given_only_what_it_offers_to_do(able, wanted):
         absorbs = able
 
     model, x = Block(residual_first).eval(), images(2)
-    robust = Retrofit(model, lambda site: Some() if site.kind == "norm" else None)
+    robust = Instrumented(model, lambda site: Some() if site.kind == "norm" else None)
     assert robust(x).equal(model(x))
     assert robust.placed[0].options == wanted
 
 
 def test_what_has_something_placed_itself_stays():
     model, x = Block(residual_first).eval(), images(2)
-    robust = Retrofit(model, lambda _: _Able())
+    robust = Instrumented(model, lambda _: _Able())
     assert robust.sites == ["bn", "relu"]
     assert robust(x).equal(model(x))
     assert [module.options for module in robust.placed] == [["order", "residual"], ["activation"]]
@@ -366,7 +366,7 @@ def test_what_is_read_is_what_the_norm_gave():
             return a.mean((1, 2, 3))
 
     model, x = Block(iadd, nn.ReLU(inplace=True)).eval(), images(2)
-    robust = Retrofit(
+    robust = Instrumented(
         model, lambda _: _Able(), reader=Reader(["bn"], Mean, nn.Identity()), select=lambda s: s.name == "bn"
     )
     assert robust(x).equal(model(x))
@@ -395,6 +395,6 @@ def test_where_other_names_read_what_is_written_nothing_is_absorbed():
             return self.relu(x) + x
 
     for model in (Aliased().eval(), Sum().eval()):
-        x, robust = images(2), Retrofit(model, lambda _: _Able())
+        x, robust = images(2), Instrumented(model, lambda _: _Able())
         assert robust(x).equal(model(x))
         assert robust.placed[0].options == []

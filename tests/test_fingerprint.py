@@ -9,14 +9,14 @@ from torch import nn
 
 import trueup
 from architectures import images, make
-from trueup.fingerprint import Fingerprint
+from trueup.targets.fingerprint import Fingerprint
 
 
 class TestFingerprint:
     def test_holds_the_norm_and_a_projection_of_each_tensor(self, monkeypatch):
         model = make("mobilenet").bfloat16()
         for small in (1, 100, 1 << 16):  # alone or with others of their length
-            monkeypatch.setattr("trueup.fingerprint.SMALL", small)
+            monkeypatch.setattr("trueup.targets.fingerprint.SMALL", small)
             prints = Fingerprint.of(model).tensors
             for name, tensor in model.state_dict().items():
                 if tensor.is_floating_point():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trueup import channels, gate
+from trueup.functional import evidence, gate
 
 
 def draws(images: int, d: int, seed: int = 0, *, heavy: float = 1.0, ties: bool = False) -> Tensor:
@@ -147,8 +147,8 @@ def test_an_image_is_less_open_the_more_usual_it_is_and_shut_from_twenty_budgets
 
 def test_the_features_are_numpys():
     a = torch.randn(4, 3, 9, 12, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.5, 1, 2]).view(3, 1, 1)
-    moments, floor = channels.moments(a, bands=True), torch.full((5, 3), 1e-3, dtype=torch.float64)
-    low = channels.local_mean(a).double().numpy()
+    moments, floor = evidence.moments(a, bands=True), torch.full((5, 3), 1e-3, dtype=torch.float64)
+    low = evidence.local_mean(a).double().numpy()
     high, a = a.double().numpy() - low, a.double().numpy()
     over = (2, 3)
     deviations = [0.5 * np.log(part.var(over) + 1e-3) for part in (low, high)]
@@ -160,7 +160,7 @@ def test_the_features_are_numpys():
 
 
 def test_a_map_without_detail_is_as_even_as_noise():
-    moments = channels.moments(torch.zeros(1, 1, 8, 8), bands=True)
+    moments = evidence.moments(torch.zeros(1, 1, 8, 8), bands=True)
     found = gate.features(moments, torch.full((5, 1), 1e-3))
     assert found[0, 3] == pytest.approx(0.5 * math.log(2 / math.pi))
 

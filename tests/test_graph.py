@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import architectures
 import trueup
 from architectures import images, make
-from trueup.graph import Retrofit, clone, find
+from trueup.graph import Instrumented, clone, find
 
 SITES = {
     "vgg": ["1", "4", "7", "11"],
@@ -151,8 +151,8 @@ def test_a_norm_whose_first_dimension_is_not_the_batch_is_left_out():
 @pytest.mark.parametrize("name", architectures.ALL)
 def test_placing_nothing_changes_nothing(name):
     model, x = make(name), images()
-    assert Retrofit(model, lambda _: None)(x).equal(model(x))
-    assert Retrofit(model, lambda _: nn.Identity())(x).equal(model(x))
+    assert Instrumented(model, lambda _: None)(x).equal(model(x))
+    assert Instrumented(model, lambda _: nn.Identity())(x).equal(model(x))
 
 
 @pytest.mark.parametrize("name", architectures.ALL)
@@ -160,7 +160,7 @@ def test_what_is_placed_at_a_site_sees_the_output_of_its_activation(name):
     """Against forward hooks and patched functions: an independent way to see the same values."""
     model, x = make(name), images(3)
     seen: list[Tensor] = []
-    probe = Retrofit(model, lambda site: _Keep(seen) if site.kind == "activation" else None)
+    probe = Instrumented(model, lambda site: _Keep(seen) if site.kind == "activation" else None)
     probe(x)
 
     wanted: list[Tensor] = []
@@ -175,7 +175,7 @@ def test_what_is_placed_at_a_site_sees_the_output_of_its_activation(name):
 def test_what_is_placed_at_a_norm_sees_its_output(name):
     model, x = make(name), images(3)
     seen: list[Tensor] = []
-    Retrofit(model, lambda site: _Keep(seen) if site.kind == "norm" else None)(x)
+    Instrumented(model, lambda site: _Keep(seen) if site.kind == "norm" else None)(x)
     wanted: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
@@ -239,7 +239,7 @@ def test_reading_the_input_after_an_in_place_activation_means_its_output(activat
     model, x = InPlaceThenInput(activate).eval(), images(2)
     pre = model.conv(x)
     wanted = pre * 3 + 11 * (2 * pre.relu())
-    torch.testing.assert_close(Retrofit(model, lambda _: Double())(x), wanted)
+    torch.testing.assert_close(Instrumented(model, lambda _: Double())(x), wanted)
 
 
 def swish(x: Tensor) -> Tensor:
@@ -344,7 +344,7 @@ def test_tensors_made_in_the_forward_pass_follow_to_another_device():
             return F.relu(self.conv(x)) * torch.tensor([2.0])
 
     model, x = Scaled().eval(), images(2)
-    moved = copy.deepcopy(Retrofit(model, lambda _: nn.Identity())).to("meta")
+    moved = copy.deepcopy(Instrumented(model, lambda _: nn.Identity())).to("meta")
     assert moved(x.to("meta")).device.type == "meta"  # a tensor left behind would be refused
     assert moved.state_dict().keys() == model.state_dict().keys()
 
@@ -432,7 +432,7 @@ class _Alias(nn.Module):
 )
 def test_what_is_written_by_another_name_is_seen_by_that_name(alias):
     model = _Alias(alias)
-    zero = Retrofit(model, lambda _: _Zero())
+    zero = Instrumented(model, lambda _: _Zero())
     assert zero(torch.randn(2, 3, 8, 8)).equal(model.head(torch.zeros(2, 4, 6, 6)))
 
 

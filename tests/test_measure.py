@@ -76,7 +76,7 @@ def test_the_image_is_ranked_by_what_opens_the_gate_selected_or_not():
     robust.whole.register_forward_hook(lambda _m, _i, out: seen.append(out))
     robust(x)
     shift = trueup.measure(model, targets, x)
-    assert trueup.gate.openness(1 - shift.image, rule.budget).allclose(seen[0], atol=1e-5)
+    assert trueup.functional.gate.openness(1 - shift.image, rule.budget).allclose(seen[0], atol=1e-5)
     late = trueup.measure(model, targets, x, select=lambda site: site.name == "layer1.1.bn3")
     assert late.norms == ("layer1.1.bn3",)
     assert late.sites == ()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images
-from trueup.graph import Retrofit, TraceError
+from trueup.graph import Instrumented, TraceError
 
 NOTHING = trueup.Correction(lambda1=0)
 FULL = trueup.Correction(lambda1=1, lambda2=0, location="match", sparse=False)
@@ -25,7 +25,7 @@ class Double(nn.Module):
 
 def doubled(model):
     """The model with every activation's output doubled."""
-    return Retrofit(model, lambda _: Double())
+    return Instrumented(model, lambda _: Double())
 
 
 class Written(nn.Module):
@@ -298,7 +298,7 @@ class Constant(nn.Module):
 
 
 def test_copies_of_copies_do_not_grow():
-    robust = Retrofit(Constant(), lambda _: None)
+    robust = Instrumented(Constant(), lambda _: None)
     for _ in range(3):
         robust = copy.deepcopy(robust)
     assert len(list(robust.buffers())) == 1
@@ -328,7 +328,7 @@ def test_an_own_function_with_a_flag_is_not_taken_for_in_place():
     targets = trueup.calibrate(model, [images(2)], activations=(flagged,))
     assert trueup.correct(model, targets, NOTHING, activations=(flagged,))(images(2)).equal(model(images(2)))
     torch.testing.assert_close(
-        Retrofit(model, lambda _: Double(), activations=(flagged,))(images(2)),
+        Instrumented(model, lambda _: Double(), activations=(flagged,))(images(2)),
         2 * images(2).clamp(min=0.1) - images(2),
     )
 

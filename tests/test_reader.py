@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import images, make
-from trueup.graph import Reader, Retrofit
+from trueup.graph import Reader, Instrumented
 
 WRITES = {
     "nothing": lambda self, x: x,
@@ -75,7 +75,7 @@ class TestReader:
             norm._forward_hooks.clear()
         model.total.zero_()
         given_x, reader = x.clone(), Reader(["bn1", "bn2"], _Mean, _Weighted())
-        robust = Retrofit(model, lambda _: _Given(), reader=reader)
+        robust = Instrumented(model, lambda _: _Given(), reader=reader)
         assert robust.sites == ["bn2", "relu#2", "bn3"]
         out = robust(given_x)
         torch.testing.assert_close(out, wanted)
@@ -98,7 +98,7 @@ class TestReader:
 
         model, x = Twice().eval(), images(2)
         for site, wanted in (("bn", model.bn(model.conv(x))), ("bn#2", model(x))):
-            robust = Retrofit(model, lambda _: _Given(), reader=Reader([site], _Mean, _Weighted()))
+            robust = Instrumented(model, lambda _: _Given(), reader=Reader([site], _Mean, _Weighted()))
             robust(x)
             assert robust.sites[0] == site
             torch.testing.assert_close(robust.placed[0].value, wanted.mean((1, 2, 3)))
@@ -107,4 +107,4 @@ class TestReader:
         with pytest.raises(
             ValueError, match="'nowhere' is to be read, and was not found in this MobileNet; it has stem.1"
         ):
-            Retrofit(make("mobilenet"), lambda _: None, reader=Reader(["nowhere"], _Mean, _Weighted()))
+            Instrumented(make("mobilenet"), lambda _: None, reader=Reader(["nowhere"], _Mean, _Weighted()))

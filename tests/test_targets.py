@@ -19,7 +19,7 @@ import trueup
 from architectures import images, make
 from trueup import functional as F
 from trueup import targets as targets_module
-from trueup.tally import Tally
+from trueup.targets.accumulate import Tally
 
 
 def first_site(model, x):
@@ -59,7 +59,7 @@ def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
     parts = list(x.tensor_split(sorted(cuts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets_module, "SAMPLE", keep)
-        patch.setattr("trueup.tally.SAMPLE", keep)
+        patch.setattr("trueup.targets.accumulate.SAMPLE", keep)
         whole = trueup.calibrate(model, [x], method="sort")
         if shards:
             merged = trueup.calibrate(model, parts[:1], method="sort")
@@ -89,7 +89,7 @@ def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
     with pytest.MonkeyPatch.context() as patch:
         for name, count in zip(("SAMPLE", "GATE_SAMPLE"), keep, strict=True):
             patch.setattr(targets_module, name, count)
-            patch.setattr(f"trueup.tally.{name}", count)
+            patch.setattr(f"trueup.targets.accumulate.{name}", count)
         whole = trueup.calibrate(model, [x])
         merged = trueup.calibrate(model, parts[:1] if shards else parts)
         for part in reversed(parts[1:]) if shards else ():
@@ -139,7 +139,7 @@ def test_any_batches_and_shards_of_any_images_give_the_same_targets(data, select
     with pytest.MonkeyPatch.context() as patch:
         for name, count in (("SAMPLE", 3), ("GATE_SAMPLE", 5)):
             patch.setattr(targets_module, name, count)
-            patch.setattr(f"trueup.tally.{name}", count)
+            patch.setattr(f"trueup.targets.accumulate.{name}", count)
         wanted = functools.reduce(
             operator.add, (trueup.calibrate(model, [pool[n][None]], select=select) for n in sorted(drawn))
         )
@@ -183,7 +183,7 @@ def test_the_sample_is_of_the_images_whose_content_hashes_lowest_and_their_own_q
     model, x = make("vgg"), images(10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets_module, "SAMPLE", 3)
-        patch.setattr("trueup.tally.SAMPLE", 3)
+        patch.setattr("trueup.targets.accumulate.SAMPLE", 3)
         kept = trueup.calibrate(model, x.split(4), method="sort")
         alone = {int(trueup.calibrate(model, [image[None]]).sampled): image for image in x}
     assert kept.sampled.tolist() == sorted(alone)[:3]
@@ -238,10 +238,10 @@ def test_the_strength_is_what_clean_images_lose_if_all_are_open():
     targets = trueup.calibrate(model, x.split(50))
     for strength in (0.01, 0.1):
         usual = targets.channels["stem.1"].reference(strength, bands=True)
-        usual[2] *= torch.tensor(trueup.channels.COUNTS)[:, None]  # as if all evidence counted in full
-        moments = trueup.channels.moments(first_norm(model, x), bands=True)[:, [0, 2, 3]].double()
-        before = trueup.channels.statistics(moments, usual[3])
-        lost = trueup.channels.shifts(before, usual).square().mean(0) / before.var(0, correction=0)
+        usual[2] *= torch.tensor(trueup.functional.evidence.COUNTS)[:, None]  # as if all evidence counted in full
+        moments = trueup.functional.evidence.moments(first_norm(model, x), bands=True)[:, [0, 2, 3]].double()
+        before = trueup.functional.evidence.statistics(moments, usual[3])
+        lost = trueup.functional.evidence.shifts(before, usual).square().mean(0) / before.var(0, correction=0)
         torch.testing.assert_close(lost, torch.full_like(lost, strength), rtol=0.05, atol=1e-3)
 
 

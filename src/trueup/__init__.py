@@ -9,34 +9,32 @@ What moves activations is a rule: `Evidence`, the default where a model has norm
 The files of the verbs begin with an underscore because `trueup.correct` is the function.
 """
 
-from trueup import channels, functional, gate
+from trueup import functional
 from trueup._calibrate import calibrate
 from trueup._choose import choose
 from trueup._correct import correct
 from trueup._measure import Shift, measure
 from trueup._sites import sites
-from trueup.correction import Correction
-from trueup.evidence import Evidence
+from trueup.rules import Correction
+from trueup.rules import Evidence
 from trueup.graph import Options, Site, TraceError
-from trueup.targets import ChannelTarget, SiteTarget, Targets
+from trueup.targets import NormTarget, ActivationTarget, Targets
 
 __version__ = "0.1.0"
 __all__ = [
-    "ChannelTarget",
+    "NormTarget",
     "Correction",
     "Evidence",
     "Options",
     "Shift",
     "Site",
-    "SiteTarget",
+    "ActivationTarget",
     "Targets",
     "TraceError",
     "calibrate",
-    "channels",
     "choose",
     "correct",
     "functional",
-    "gate",
     "measure",
     "sites",
 ]

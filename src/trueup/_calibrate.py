@@ -11,14 +11,14 @@ from typing import Any, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
-from trueup.activations import Kind
-from trueup.batches import images_of
-from trueup.correction import Method
-from trueup.fingerprint import Fingerprint
+from trueup.graph.activations import Kind
+from trueup._loading import images_of
+from trueup.rules import Method
+from trueup.targets.fingerprint import Fingerprint
 from trueup.graph import Options
-from trueup.probe import Probe
-from trueup.ranks import gathered
-from trueup.tally import Tally
+from trueup.graph.probe import Probe
+from trueup._ranks import gathered
+from trueup.targets.accumulate import Tally
 from trueup.targets import Targets
 
 RESOLUTION = 1025  # quantile levels a site; docs/targets.md has the error that they make

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from trueup._correct import correct
-from trueup.batches import images_of
-from trueup.evidence import Evidence
+from trueup._loading import images_of
+from trueup.rules import Evidence
 from trueup.graph import Options, device_of
-from trueup.ranks import gathered
+from trueup._ranks import gathered
 from trueup.targets import Targets
 
 DOSES = (0.04, 0.06, 0.09, 0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)

@@ -8,12 +8,13 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from trueup import channels, functional, kernels
-from trueup.correction import Correction
-from trueup.evidence import Evidence
-from trueup.gate import Gate
-from trueup.graph import Options, Order, Reader, Retrofit, Site, add, clone, find, norm_of
-from trueup.targets import ChannelTarget, SiteTarget, Targets
+from trueup import functional, kernels
+from trueup.functional import evidence
+from trueup.rules import Correction
+from trueup.rules import Evidence
+from trueup.functional.gate import Gate
+from trueup.graph import Options, Order, Reader, Instrumented, Site, add, clone, find, norm_of
+from trueup.targets import NormTarget, ActivationTarget, Targets
 
 Rule = Correction | Evidence
 LAST = 1 / 15  # of the norms, which `Evidence` leaves alone
@@ -55,7 +56,7 @@ def correct(
     targets.check_model(model)
     moved = [name for name in _moved(model, options) if name in wanted] if isinstance(rule, Evidence) else list(wanted)
     reader = _reader(targets, rule) if isinstance(rule, Evidence) and rule.gated else None
-    robust = Retrofit(
+    robust = Instrumented(
         model,
         lambda site: _placed(site, targets, rule) if site.name in moved else None,
         reader=reader,
@@ -142,7 +143,7 @@ class _Correct(_AtSite):
 
     curve: Tensor
 
-    def __init__(self, site: Site, statistics: SiteTarget, correction: Correction) -> None:
+    def __init__(self, site: Site, statistics: ActivationTarget, correction: Correction) -> None:
         super().__init__()
         self.name = site.name
         self.correction = correction if site.sparse else replace(correction, sparse=False)
@@ -230,12 +231,12 @@ class _Realign(_AtSite):
     absorbs = ("batch_norm", "add", "relu")
     reference: Tensor
 
-    def __init__(self, site: Site, statistics: ChannelTarget, rule: Evidence, share: float = 1.0) -> None:
+    def __init__(self, site: Site, statistics: NormTarget, rule: Evidence, share: float = 1.0) -> None:
         super().__init__()
         self.name, self.channels = site.name, site.channels
         self.rule, self.share, self.changes = rule, share, rule.changes
         reference = statistics.reference(rule.strength, rule.base, bands=rule.bands)
-        self.register_buffer("reference", channels.counting(reference, share), persistent=False)
+        self.register_buffer("reference", evidence.counting(reference, share), persistent=False)
 
     def forward(
         self,

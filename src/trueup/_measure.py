@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from trueup import functional
-from trueup.activations import Kind
+from trueup.graph.activations import Kind
 from trueup.graph import Options, Site
-from trueup.probe import Probe
+from trueup.graph.probe import Probe
 from trueup.targets import Targets
 
 
@@ -28,7 +28,7 @@ class Shift:
 
     `image` is one number an image, the one by which `Evidence` decides, but that it looks at maps whose early norms are
     corrected, unless `least=0`: 1 - p, with p the share of held-out clean images that are as unusual at the end of the
-    first stage (`trueup.gate`). NaN where the targets hold nothing for it.
+    first stage (`trueup.functional.gate`). NaN where the targets hold nothing for it.
     Both are calibrated: of clean images that were not seen, about 1 % lie above 0.99.
     """
 

@@ -6,9 +6,9 @@ from typing import Unpack, get_args
 
 from torch import Tensor, nn
 
-from trueup.activations import Kind
+from trueup.graph.activations import Kind
 from trueup.graph import Options, find
-from trueup.probe import Probe
+from trueup.graph.probe import Probe
 
 
 def sites(

@@ -1,4 +1,4 @@
-"""How far images are open, in one operator on a GPU, against the definition in `trueup.gate`."""
+"""How far images are open, in one operator on a GPU, against the definition in `trueup.functional.gate`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kernels.backends import INTERPRETED
-from trueup import channels
-from trueup.gate import features, fit
-from trueup.gate import openness as definition
+from trueup.functional import evidence
+from trueup.functional.gate import features, fit
+from trueup.functional.gate import openness as definition
 from trueup.kernels import openness
 
 DEVICES = [*(["cpu"] if INTERPRETED else []), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -22,7 +22,7 @@ def maps(images, norms, seed, scale=1.0):
     for number, (k, count) in enumerate(norms):
         x = torch.randn(images, count, 8, 8, generator=torch.Generator().manual_seed(seed + number))
         wide = torch.linspace(0.5, 2, images).view(-1, 1, 1, 1)
-        found.append(channels.moments(scale * wide * x, bands=k == 5))
+        found.append(evidence.moments(scale * wide * x, bands=k == 5))
     return found
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trueup import channels, kernels
+from trueup import kernels
+from trueup.functional import evidence
 
 pytest.importorskip("numba")
 
@@ -19,9 +20,9 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
 
 
 def reference(clean: Tensor, *, bands: bool) -> Tensor:
-    moments = channels.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
+    moments = evidence.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
     floor = (1e-3 * moments.mean(dim=0).abs()).clamp(min=1e-24)
-    return channels.reference_of(channels.statistics(moments, floor), floor, strength=0.05, base=0.1)
+    return evidence.reference_of(evidence.statistics(moments, floor), floor, strength=0.05, base=0.1)
 
 
 @pytest.mark.parametrize(
@@ -49,15 +50,15 @@ def test_the_fast_one_agrees_with_the_specification(shape, bands, threads):
         out = kernels.realign(x, usual)
     finally:
         torch.set_num_threads(before)
-    torch.testing.assert_close(out, channels.realign(x.double(), usual).float(), atol=3e-5, rtol=1e-4)
+    torch.testing.assert_close(out, evidence.realign(x.double(), usual).float(), atol=3e-5, rtol=1e-4)
     assert torch.cat([kernels.realign(image[None], usual) for image in x[:4]]).equal(out[:4])
     opened = torch.linspace(0, 1, len(x)) if len(x) > 1 else torch.tensor([0.3])
     out = kernels.realign(x, usual, opened)
-    torch.testing.assert_close(out, channels.realign(x.double(), usual, opened).float(), atol=3e-5, rtol=1e-4)
+    torch.testing.assert_close(out, evidence.realign(x.double(), usual, opened).float(), atol=3e-5, rtol=1e-4)
     alone = [kernels.realign(image[None], usual, g[None]) for image, g in zip(x[:4], opened, strict=False)]
     assert torch.cat(alone).equal(out[:4])
     assert out[opened == 0].equal(x[opened == 0])
-    found, wanted = kernels.moments(x, bands=bands), channels.moments(x.double(), bands=bands)
+    found, wanted = kernels.moments(x, bands=bands), evidence.moments(x.double(), bands=bands)
     torch.testing.assert_close(found, wanted.float(), atol=1e-6, rtol=1e-4)
 
 
@@ -66,7 +67,7 @@ def test_half_precision_is_computed_in_single(dtype):
     usual, x = reference(maps(30, 4, 8, 8), bands=True), (3 * maps(5, 4, 8, 8, seed=1)).to(dtype)
     out = kernels.realign(x, usual)
     assert out.dtype == dtype
-    torch.testing.assert_close(out, channels.realign(x, usual))
+    torch.testing.assert_close(out, evidence.realign(x, usual))
     x[0, 0, 0, 0] = torch.finfo(dtype).max
     assert kernels.realign(x, usual, torch.zeros(5)).equal(x)
 
@@ -98,7 +99,7 @@ def test_gradients_are_those_of_the_specification():
     for openness in (None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])):
         x, y = ((3 * maps(5, 4, 8, 8, seed=1)).requires_grad_() for _ in range(2))
         kernels.realign(x, usual, openness).square().sum().backward()
-        channels.realign(y, usual, openness).square().sum().backward()
+        evidence.realign(y, usual, openness).square().sum().backward()
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
 
 
@@ -210,7 +211,7 @@ def test_with_a_sum_and_a_relu_gradients_are_those_of_the_specification(add, rel
         x, y = ((3 * maps(5, 4, 8, 8, seed=1)).requires_grad_() for _ in range(2))
         r, s = (maps(5, 4, 8, 8, seed=2).requires_grad_() if add else None for _ in range(2))
         kernels.realign(x, usual, openness, residual=r, relu=relu).square().sum().backward()
-        wanted = channels.realign(y, usual, openness)
+        wanted = evidence.realign(y, usual, openness)
         wanted = wanted if s is None else wanted + s
         (wanted.relu() if relu else wanted).square().sum().backward()
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)

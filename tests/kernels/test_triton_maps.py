@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import INTERPRETED
-from trueup import channels
+from trueup.functional import evidence
 from trueup.kernels import Norm
 
 DEVICES = [
@@ -48,16 +48,16 @@ def laid_out(x: Tensor, last: bool) -> Tensor:
 
 
 def reference(clean: Tensor, *, bands: bool) -> Tensor:
-    moments = channels.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
+    moments = evidence.moments(clean, bands=bands)[:, [0, 2, 3] if bands else [0, 1]].double()
     floor = (1e-3 * moments.mean(dim=0).abs()).clamp(min=1e-24)
-    return channels.reference_of(channels.statistics(moments, floor), floor, strength=0.05, base=0.1)
+    return evidence.reference_of(evidence.statistics(moments, floor), floor, strength=0.05, base=0.1)
 
 
 def parts_of(x: Tensor, bands: bool) -> tuple[Tensor, list[Tensor]]:
     """The mean of each map `(batch, channels, 1, 1)` and its parts, in double precision: low and high band, or one."""
     a = x.double().cpu().reshape(*x.shape[:2], *(x.shape[2:] if bands else (1, -1)))
     mean = a.mean(dim=(2, 3), keepdim=True)
-    low = channels.local_mean(a - mean)
+    low = evidence.local_mean(a - mean)
     return mean, [low, a - mean - low] if bands else [a - mean]
 
 
@@ -76,8 +76,8 @@ def wanted(x: Tensor, usual: Tensor, openness: Tensor | None = None) -> tuple[Te
     tilts = [part.mean(dim=(2, 3), keepdim=True) for part in parts]
     variances = [(part - tilt).square().mean(dim=(2, 3)) for part, tilt in zip(parts, tilts, strict=True)]
     found = torch.stack([mean[..., 0, 0], *variances], dim=1)
-    statistics = channels.statistics(found, usual[3])
-    z2 = channels.evidence(statistics, usual)
+    statistics = evidence.statistics(found, usual[3])
+    z2 = evidence.evidence(statistics, usual)
     open_by = 1 if openness is None else openness.double()[:, None, None]
     z2, base, away = z2 * open_by, usual[4] * open_by, statistics - usual[0]
     mixed = 0.5 * torch.log1p(base * torch.expm1(2 * away))
@@ -139,7 +139,7 @@ def test_triton_measures_what_the_specification_does(device, last, shape, bands)
     if bands:
         rows += [part.var(dim=(2, 3), correction=0) for part in parts] + [parts[1].abs().mean(dim=(2, 3))]
     expected = torch.stack(rows, dim=1)
-    torch.testing.assert_close(expected[:, :4].float(), channels.moments(x.cpu(), bands=bands)[:, :4])
+    torch.testing.assert_close(expected[:, :4].float(), evidence.moments(x.cpu(), bands=bands)[:, :4])
     largest = x.double().abs().amax(dim=tuple(range(2, x.dim()))).cpu()[:, None]
     reach = torch.cat([STEPS * UNIT * largest, 8 * STEPS * UNIT * largest.square().expand_as(expected[:, 1:])], dim=1)
     for split in (False, True):
@@ -286,7 +286,7 @@ def test_triton_mixes_variances_that_are_very_far_from_the_usual_ones(device, la
     usual[4, 2] = torch.tensor([0, 0.1, 0.5, 1])
     x = laid_out(scale * maps(3, 4, 9, 8, seed=1), last)
     found = triton_maps.realign(x.to(device), usual.to(device)).cpu()
-    wanted = channels.realign(x.double(), usual)
+    wanted = evidence.realign(x.double(), usual)
     torch.testing.assert_close(found.double() / scale, wanted / scale, rtol=1e-4, atol=1e-5)
 
 
@@ -378,7 +378,7 @@ def test_triton_stays_within_what_float16_holds(device):
     usual = reference(1e5 * maps(30, 2, 8, 8) + 1e6, bands=True)
     x = maps(2, 2, 8, 8, seed=1).half()
     out = triton_maps.realign(x.to(device), usual.to(device)).cpu()
-    torch.testing.assert_close(out, channels.realign(x, usual))
+    torch.testing.assert_close(out, evidence.realign(x, usual))
     assert (out == torch.finfo(x.dtype).max).any()
 
 

@@ -1,6 +1,14 @@
-"""The command line, `trueup`: one file a command, put together here."""
+"""The command `trueup`: the library's own subcommands, and those that installed packages add.
+
+A package adds subcommands with an entry point in the group `trueup.commands`: a function that takes the `typer.Typer`
+application and registers them.
+"""
 
 from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
 
 try:
     import rich  # noqa: F401
@@ -8,14 +16,7 @@ try:
 except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}: pip install 'trueup[cli]'") from error
 
-from trueup.cli.bench import bench
-from trueup.cli.corrupted import make_set, show
-from trueup.cli.data import get
-from trueup.cli.demo import show_demo
-from trueup.cli.evaluate import evaluate
-from trueup.cli.export import export
-from trueup.cli.reproduce import reproduce
-from trueup.cli.train import train
+GROUP = "trueup.commands"
 
 app = typer.Typer(
     name="trueup",
@@ -24,19 +25,27 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data = typer.Typer(help="Get, make and look at data sets.", no_args_is_help=True)
-app.add_typer(data, name="data")
-app.command("demo")(show_demo)
-data.command()(get)
-data.command("make")(make_set)
-data.command()(show)
-app.command()(train)
-app.command()(export)
-app.command()(evaluate)
-app.command()(reproduce)
-app.command()(bench)
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line with the subcommands of every installed package."""
+    for entry in entry_points(group=GROUP):
+        entry.load()(app)
     app()
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command("targets")
+def show_targets(path: Annotated[Path, typer.Argument(help="A file that Targets.save wrote.")]) -> None:
+    """Print what a targets file holds, and what calibration decided."""
+    from trueup import Targets
+
+    try:
+        typer.echo(str(Targets.load(path)))
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error

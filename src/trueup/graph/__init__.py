@@ -3,8 +3,8 @@
 The only place that knows torch.fx.
 """
 
-from trueup.graph.follow import Order, add, norm_of
-from trueup.graph.retrofit import Reader, Retrofit, clone, device_of, find
+from trueup.graph.fusion import Order, add, norm_of
+from trueup.graph.instrument import Reader, Instrumented, clone, device_of, find
 from trueup.graph.site import Options, Site
 from trueup.graph.trace import TraceError
 
@@ -12,7 +12,7 @@ __all__ = [
     "Options",
     "Order",
     "Reader",
-    "Retrofit",
+    "Instrumented",
     "Site",
     "TraceError",
     "add",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from trueup.activations import KNOWN_FUNCTIONS
+from trueup.graph.activations import KNOWN_FUNCTIONS
 
 # What gives its input back, or a view of it: writing into one writes into the other.
 _VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from torch import fx
 
-from trueup.graph.follow import Following
+from trueup.graph.fusion import Following
 
 
 def insert_after(

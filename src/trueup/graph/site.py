@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from torch import nn
 
-from trueup.activations import Activation, Kind
+from trueup.graph.activations import Activation, Kind
 
 Predicate = Callable[["Site"], bool]
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import fx, nn
 
-from trueup.activations import KNOWN, KNOWN_MODULES, Activation, declared_kind
+from trueup.graph.activations import KNOWN, KNOWN_MODULES, Activation, declared_kind
 from trueup.graph.memory import IN_PLACE_OPERATORS, is_aliased
 from trueup.graph.site import Options, Site
-from trueup.normalisations import KNOWN_NORMS, channel_dim, is_plain_norm
+from trueup.graph.norms import KNOWN_NORMS, channel_dim, is_plain_norm
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Modules of torch.nn that apply an activation function in code that symbolic tracing cannot enter.

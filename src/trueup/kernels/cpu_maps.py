@@ -1,7 +1,7 @@
 """The rule of evidence on the CPU, compiled by numba: one pass over each map to measure it, one to write it.
 
 A map is small enough for the fastest memory, where torch's own operators write each step of each map out and read it
-back. What lies between the two passes, the rule itself, is `channels.coefficients`.
+back. What lies between the two passes, the rule itself, is `evidence.coefficients`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from trueup import channels
+from trueup.functional import evidence
 from trueup.kernels.threads import share
 
 _PART = 1 << 16  # values worth a thread of their own
@@ -28,7 +28,7 @@ def realign_maps(
     residual: Tensor | None = None,
     relu: bool = False,
 ) -> None:
-    """As `channels.realign`, of contiguous float32 maps `(batch, channels, height, width)`, into `out`.
+    """As `evidence.realign`, of contiguous float32 maps `(batch, channels, height, width)`, into `out`.
 
     Maps of the same kind in `residual` are added, and what is below 0 set to it by `relu`. Images of openness 0 are
     not even measured.
@@ -37,7 +37,7 @@ def realign_maps(
     moves = None if openness is None else openness > 0
     found = measure_maps(maps, bands=bands, only=moves)
     moments, tilt = found[:, [0, 2, 3] if bands else [0, 1]], found[:, 5]
-    rule = torch.cat([found[:, :1], channels.coefficients(moments, tilt, reference, openness)], dim=1)
+    rule = torch.cat([found[:, :1], evidence.coefficients(moments, tilt, reference, openness)], dim=1)
     if moves is not None:
         rule = torch.where(moves[:, None, None], rule, torch.nan)  # to `_write`, to leave it as it is
     planes, into = _planes(maps), _planes(out)
@@ -48,7 +48,7 @@ def realign_maps(
 
 
 def measure_maps(maps: Tensor, *, bands: bool, only: Tensor | None = None) -> Tensor:
-    """Of contiguous float32 maps: their five `channels.moments`, and the low band's mean `(batch, 6, channels)`.
+    """Of contiguous float32 maps: their five `evidence.moments`, and the low band's mean `(batch, 6, channels)`.
 
     Without `bands`, the last four are 0; so are all of an image that is not among `only` `(batch,)`.
     """

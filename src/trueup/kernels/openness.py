@@ -1,4 +1,4 @@
-"""How far images are open to correction, in the operator `trueup::openness` on CUDA, and else by `trueup.gate`."""
+"""How far images are open to correction, in the operator `trueup::openness` on CUDA, and else by `trueup.functional.gate`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup import gate as definition
-from trueup.gate import Gate
+from trueup.functional import gate as definition
+from trueup.functional.gate import Gate
 
 _COMPILED = importlib.util.find_spec("triton") is not None
 

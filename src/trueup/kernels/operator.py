@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.correction import Correction
+from trueup.rules import Correction
 from trueup.kernels import plain
 from trueup.kernels.layout import alike, as_rows, has_channels_last, in_memory_order
 from trueup.kernels.norm import Norm

@@ -1,7 +1,7 @@
 """The rule of evidence in the operators `trueup::realign` and `trueup::moments`: numba on the CPU, Triton on CUDA.
 
-So torch.compile, torch.export and autograd know them. Elsewhere, and without these, they are `channels.realign` and
-`channels.moments` themselves, which a compiler can fuse.
+So torch.compile, torch.export and autograd know them. Elsewhere, and without these, they are `evidence.realign` and
+`evidence.moments` themselves, which a compiler can fuse.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup import channels
+from trueup.functional import evidence
 from trueup.kernels.layout import alike, norm_keeps_layout
 from trueup.kernels.norm import Norm
 from trueup.kernels.tangent import has_tangent
@@ -43,7 +43,7 @@ def realign(
     relu: bool = False,
     norm: Norm | None = None,
 ) -> Tensor:
-    """`channels.realign`, fast. It does not depend on the batch, nor on the number of threads, to the last bit.
+    """`evidence.realign`, fast. It does not depend on the batch, nor on the number of threads, to the last bit.
 
     A `residual` is added, and with `relu`, negative values become 0: in the same pass, and what is not moved is rounded
     as torch's own operators would one after the other. A `norm` is applied to `a` before that; on CUDA in the same
@@ -54,7 +54,7 @@ def realign(
     if norm is not None and (not _takes_norms(a) or norm.takes_gradients(a, residual)):
         a, norm = norm(a), None
     if not _has_kernel(a) or has_tangent(a, residual):
-        return _then(channels.realign(a, reference, openness), residual, relu)
+        return _then(evidence.realign(a, reference, openness), residual, relu)
     out: Tensor
     if norm is None:
         out = torch.ops.trueup.realign.default(a, reference, openness, residual, relu)
@@ -64,12 +64,12 @@ def realign(
 
 
 def moments(a: Tensor, *, bands: bool) -> Tensor:
-    """`channels.moments`, fast, and without a gradient."""
+    """`evidence.moments`, fast, and without a gradient."""
     a = a.detach()
     if _has_kernel(a):
         out: Tensor = torch.ops.trueup.moments.default(a, bands)
         return out
-    return channels.moments(a, bands=bands)
+    return evidence.moments(a, bands=bands)
 
 
 def _then(a: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
@@ -116,7 +116,7 @@ def _moments_on_cpu(x: Tensor, bands: bool) -> Tensor:
     from trueup.kernels import cpu_maps
 
     if x.numel() == 0:
-        return channels.moments(x, bands=bands)
+        return evidence.moments(x, bands=bands)
     return cpu_maps.measure_maps(_maps(x, bands), bands=bands)[:, : 5 if bands else 2].contiguous()
 
 
@@ -171,7 +171,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, Te
     if ctx.needs_input_grad[0]:
         with torch.enable_grad():
             again = x.detach().requires_grad_()
-            (found,) = torch.autograd.grad(channels.realign(again, reference, openness), again, gradient)
+            (found,) = torch.autograd.grad(evidence.realign(again, reference, openness), again, gradient)
     return found, None, None, gradient if ctx.needs_input_grad[3] else None, None
 
 

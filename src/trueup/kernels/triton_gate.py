@@ -2,7 +2,7 @@
 
 In torch's own operators that is some eighty kernels, each shorter than the time to start it. Here it is one for each
 norm that the gate reads, to make normal scores of what was measured, a matrix product, and one for the rest. All in
-float64, as in `trueup.gate`, of which these are the functions.
+float64, as in `trueup.functional.gate`, of which these are the functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueup.gate import KNOTS, RAMP, Gate
+from trueup.functional.gate import KNOTS, RAMP, Gate
 from trueup.kernels.triton_launch import Launch, aligned
 
 BLOCK = 128  # channels, or scores, that a program does at a time

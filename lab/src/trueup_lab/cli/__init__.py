@@ -1,0 +1,26 @@
+"""The laboratory's subcommands of `trueup`, one file per command."""
+
+from __future__ import annotations
+
+import typer
+
+from trueup_lab.cli.bench import bench
+from trueup_lab.cli.corrupted import make_set, show
+from trueup_lab.cli.data import get
+from trueup_lab.cli.demo import show_demo
+from trueup_lab.cli.evaluate import evaluate
+from trueup_lab.cli.export import export
+from trueup_lab.cli.reproduce import reproduce
+from trueup_lab.cli.train import train
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the laboratory's subcommands to the command `trueup`, which finds this function as an entry point."""
+    data = typer.Typer(help="Get, make and look at data sets.", no_args_is_help=True)
+    data.command()(get)
+    data.command("make")(make_set)
+    data.command()(show)
+    app.add_typer(data, name="data")
+    app.command("demo")(show_demo)
+    for command in (train, export, evaluate, reproduce, bench):
+        app.command()(command)

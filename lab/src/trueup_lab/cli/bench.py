@@ -1,0 +1,76 @@
+"""`trueup bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from trueup_lab.performance import Row
+
+
+def bench(
+    only: Annotated[list[str] | None, typer.Argument(help="Cases whose names contain one of these; else all.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: results/performance_<device>.csv.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw cost over activations into this file.")] = None,
+) -> None:
+    """Measure what the correction costs, as multiples of what it is added to.
+
+    Rows of the cases that are measured take the place of older ones in the file; others stay.
+    """
+    import torch
+
+    from trueup_lab.performance import CASES, read_rows, write_rows
+    from trueup_lab.performance.rows import device_name, measured_on
+
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = device_name(place).lower().replace("nvidia ", "").replace(" ", "_")
+    path = out or Path("results") / f"performance_{name}.csv"
+    chosen = [case for case in CASES if case.needs in ("", place.type)]
+    chosen = [case for case in chosen if not only or any(part.lower() in case.name.lower() for part in only)]
+    if not chosen:
+        known = "\n  ".join(case.name for case in CASES)
+        typer.echo(f"error: no case for {place} is called {', '.join(only or ())}; there are\n  {known}", err=True)
+        raise typer.Exit(2)
+    console = Console()
+    for case in chosen:
+        with console.status(case.name):
+            rows = [measured_on(place, row) for row in case.measure(place)]
+        write_rows(path, rows)
+        console.print(_table(rows))
+    if figure is not None:
+        from trueup_lab.figures import draw_scaling
+
+        typer.echo(f"{draw_scaling(read_rows(path), figure)} drawn")
+    typer.echo(f"{path} written")
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title=rows[0].case, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("what", "against", "rows", "cost", "of", "ratio", "to reach"):
+        left = column in ("what", "against")
+        table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for row in rows:
+        met = "" if row.reach is None else f"<= {row.reach:g}" + ("" if row.ratio <= row.reach else "  missed")
+        costs = (_readable(row.cost), _readable(row.of), f"{row.ratio:.2f}", met)
+        rows_of = f"{row.batch} x {row.activations}" if row.activations else str(row.batch)
+        table.add_row(row.what, row.against, rows_of, *costs)
+    return table
+
+
+def _readable(cost: float) -> str:
+    """Seconds or bytes, in a unit that fits.
+
+    >>> _readable(0.0123), _readable(4e-6), _readable(3e9)
+    ('12.3 ms', '4 us', '3 GB')
+    """
+    for unit, size in (("GB", 1e9), ("s", 1.0), ("ms", 1e-3)):
+        if cost >= size and (unit == "GB" or cost < 1e6):
+            return f"{cost / size:.3g} {unit}"
+    return f"{cost / 1e-6:.3g} us" if cost < 1 else f"{cost / 1e6:.3g} MB"

@@ -1,0 +1,95 @@
+"""`trueup data make` and `trueup data show`: corrupted sets, made and looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Name = Annotated[str, typer.Argument(help="mnist-c, cifar10-c or imagenet-c", metavar="NAME")]
+Root = Annotated[Path | None, typer.Option("--data", help="The data root.")]
+Seed = Annotated[int, typer.Option(help="What chance depends on.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")]
+
+
+def make_set(
+    name: Name,
+    only: Annotated[list[str] | None, typer.Option(help="A corruption to make; may be repeated.")] = None,
+    severity: Annotated[list[int] | None, typer.Option(help="ImageNet-C: a severity; may be repeated.")] = None,
+    data: Root = None,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Make a corrupted set in the published layout. What is there and whole stays; run it again to resume."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    from trueup_lab.data.corrupted.arrays import folder
+    from trueup_lab.data.corrupted.make import make
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+
+        try:
+            written = make(
+                name,
+                root=data,
+                only=only or (),
+                severities=severity or (1, 2, 3, 4, 5),
+                seed=seed,
+                device=device or _best(),
+                progress=progress,
+            )
+        except (ValueError, OSError) as error:
+            raise typer.BadParameter(str(error)) from error
+    where = folder(name, data)
+    typer.echo(f"{where}: {len(written)} made" if written else f"{where}: all there, nothing to make")
+
+
+def show(
+    name: Name,
+    out: Annotated[Path | None, typer.Option(help="The PNG to write; NAME.png if not given.")] = None,
+    count: Annotated[int, typer.Option(help="Images a severity.", min=1)] = 3,
+    first: Annotated[int, typer.Option(help="The number of the first image.", min=0)] = 0,
+    data: Root = None,
+    seed: Seed = 0,
+) -> None:
+    """Draw a contact sheet: every corruption and severity for a few images."""
+    import torch
+
+    from trueup_lab.data.corrupted import clean
+    from trueup_lab.data.corrupted.folders import clean_folder
+    from trueup_lab.data.corrupted.sheet import contact_sheet
+    from trueup_lab.data.corruptions import corrupt, corruptions
+    from trueup_lab.data.imagenet import Crop, ImageFolder
+
+    numbers = list(range(first, first + count))
+    try:
+        corruptions(name)
+        if name == "imagenet-c":
+            source = ImageFolder(clean_folder(data), Crop(224, 256))
+            images = torch.stack([source[k][0] for k in numbers])
+        else:
+            images = clean(name, data).images[first : first + count]
+        page = contact_sheet(
+            name,
+            lambda what, severity: corrupt(images, what, severity, family=name, indices=numbers, seed=seed, root=data),
+        )
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    path = out or Path(f"{name}.png")
+    page.save(path)
+    typer.echo(f"{path}: {len(corruptions(name))} corruptions, {count} images of each severity")
+
+
+def _best() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

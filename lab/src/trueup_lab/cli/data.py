@@ -1,0 +1,37 @@
+"""`trueup data get`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def get(
+    names: Annotated[list[str], typer.Argument(help="mnist, cifar10, mnist-c, cifar10-c, imagenet-c.")],
+    data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
+) -> None:
+    """Download published sets; what is there already is used, what was cut off goes on."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from trueup_lab.data.download import DownloadError
+    from trueup_lab.data.download import get as fetch_set
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as progress:
+        tasks = {}
+
+        def report(file: str, here: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = progress.add_task(file)
+            progress.update(tasks[file], completed=here, total=total)
+
+        for name in names:
+            try:
+                paths = fetch_set(name, data, report=report)
+            except (DownloadError, ValueError) as error:
+                progress.stop()
+                typer.echo(f"error: {error}", err=True)
+                raise typer.Exit(2) from error
+            progress.console.print(f"{name} is at {paths[0].parent}", soft_wrap=True)

@@ -1,0 +1,47 @@
+"""A bar for long runs, with the time left; plain lines where nobody watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from trueup_lab.training.describe import duration
+
+if TYPE_CHECKING:
+    from trueup_lab.evaluation import Progress as Passes
+
+EVERY = 20.0  # seconds between two lines
+
+
+@contextmanager
+def passes(*, quiet: bool = False) -> Iterator[Callable[[Passes], None]]:
+    """Gives what the runner reports to."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        said = time.monotonic()
+
+        def line(progress: Passes) -> None:
+            nonlocal said
+            if not quiet and (time.monotonic() - said > EVERY or progress.done == progress.total):
+                said = time.monotonic()
+                typer.echo(
+                    f"{progress.done}/{progress.total}  {duration(progress.left)} left  {progress.what}", err=True
+                )
+
+        yield line
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading, calibrating", total=None)
+
+        def move(progress: Passes) -> None:
+            text = f"{duration(progress.left)} left  {progress.what}"
+            bar.update(task, completed=progress.done, total=progress.total, description=text)
+
+        yield move

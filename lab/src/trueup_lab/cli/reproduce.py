@@ -1,0 +1,99 @@
+"""`trueup reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from trueup_lab.cli.progress import passes
+from trueup_lab.cli.train import parse_seeds
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Tables and figures, as --list shows them.")] = None,
+    every: Annotated[bool, typer.Option("--list", help="Show every table and figure, and what each lacks.")] = False,
+    write: Annotated[
+        bool, typer.Option("--report", help="Write the document that sets ours beside the paper's.")
+    ] = False,
+    results: Annotated[Path, typer.Option(help="Where models, rows and pictures are.")] = Path("results"),
+    document: Annotated[Path, typer.Option(help="What --report writes.")] = Path("docs/reproduction.md"),
+    data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
+    images: Annotated[int | None, typer.Option(help="Of each test set; all if not given.", min=1)] = None,
+    calibrate: Annotated[int | None, typer.Option(help="Clean images for targets; all if not given.", min=1)] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these models, as in 0-9 or 0,3.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.")] = None,
+    targets: Annotated[Path, typer.Option(help="Where calibrations are kept.")] = Path("runs/targets"),
+) -> None:
+    """Measure and draw the paper's tables and figures. The same command goes on after an interruption.
+
+    Rows are kept in RESULTS/<set>-c.csv, pictures in RESULTS/figures. Runs under torchrun too.
+    """
+    import time
+
+    from trueup_lab.evaluation.processes import own_device, together
+    from trueup_lab.experiments import experiment, lacking, run
+    from trueup_lab.experiments.report import report
+    from trueup_lab.figures import draw
+
+    began = time.monotonic()
+    if every or not (names or write):
+        Console().print(_list(results, data))
+        return
+    try:
+        chosen = [experiment(name) for name in names or ()]
+        with together() as processes, passes(quiet=processes.rank > 0) as tell:
+            first = processes.rank == 0
+            for one in chosen:
+                without = lacking(one, results, data)
+                for source in without if first else ():
+                    typer.echo(f"{one.name}: {source.missing(results, data)}", err=True)
+                finished = run(
+                    one,
+                    results,
+                    root=data,
+                    device=own_device(device),
+                    images=images,
+                    calibrate=calibrate,
+                    seeds=None if seeds is None else parse_seeds(seeds),
+                    targets=targets,
+                    time_limit=None if time_limit is None else time_limit - (time.monotonic() - began),
+                    processes=processes,
+                    report=tell,
+                )
+                if not finished:
+                    if first:
+                        typer.echo(f"{one.name}: stopped at the time limit; the same command goes on")
+                    return
+                if first:
+                    for path in draw(one, results, root=data, images=images):
+                        typer.echo(f"{one.name}: {path}")
+                    typer.echo(f"{one.name}: done" + (", as far as its models are there" if without else ""))
+            if write and first:
+                document.parent.mkdir(parents=True, exist_ok=True)
+                document.write_text(report(results, data))
+                typer.echo(f"{document} written")
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _list(results: Path, data: Path | None) -> Group:
+    """Every experiment with the models it lacks, and then, once each, how to get them."""
+    from trueup_lab.experiments import EXPERIMENTS, lacking
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "what", "models that are missing"):
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    ways: dict[str, str] = {}
+    for one in EXPERIMENTS:
+        without = lacking(one, results, data)
+        ways |= {source.model: source.missing(results, data) for source in without}
+        table.add_row(one.name, one.title, ", ".join(source.model for source in without) or "none")
+    return Group(table, *(Text(f"{way}\n") for way in ways.values()))

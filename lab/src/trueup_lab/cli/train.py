@@ -1,0 +1,131 @@
+"""`trueup train`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+SEEDS_HELP = "Seeds, as in 0-9 or 0,3,7: one model each, all trained at once."
+
+
+def train(
+    dataset: Annotated[str, typer.Option("--set", help="mnist, cifar10, digits or imagenet.")],
+    out: Annotated[Path, typer.Option(help="Where runs are kept, each in OUT/<set>-<norm>.")],
+    norm: Annotated[str, typer.Option(help="bn, gn, frn or frn-relu.")] = "bn",
+    seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "0",
+    data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's; decays move along.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Stop with a checkpoint before this many seconds.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The first learning rate.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="On all parameters.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Nesterov's; 0 for plain descent.")] = None,
+    warmup_epochs: Annotated[int | None, typer.Option(help="Epochs of rising learning rate.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Of group norm.")] = None,
+    shortcut: Annotated[str, typer.Option(help="Of ResNet-20: projection or pad.")] = "projection",
+    precision: Annotated[str | None, typer.Option(help="bfloat16 or float32.")] = None,
+    compile_mode: Annotated[
+        str | None, typer.Option("--compile", help="none, default or max-autotune-no-cudagraphs.")
+    ] = None,
+    streams: Annotated[int, typer.Option(help="CUDA streams; 0: one a model.")] = 0,
+    channels_last: Annotated[bool | None, typer.Option(help="Memory layout.")] = None,
+    combo: Annotated[bool, typer.Option(help="Let the compiler merge small kernels.")] = False,
+    autotune: Annotated[bool, typer.Option(help="Let cuDNN time its algorithms.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.")] = 1,
+    test_every: Annotated[int, typer.Option(help="Epochs between tests.")] = 10,
+    image_size: Annotated[int, typer.Option(help="Of ImageNet.")] = 224,
+    workers: Annotated[int, typer.Option(help="Processes that read ImageNet.")] = 8,
+) -> None:
+    """Train source models; the same command goes on after an interruption.
+
+    ImageNet trains one ResNet-50 (the first seed), on as many processes as torchrun starts.
+    """
+    # Here and not above: other commands should not wait for what only training needs.
+    from trueup_lab.data.sets import SETS
+    from trueup_lab.training.engine import default_engine
+    from trueup_lab.training.recipes import RECIPES, shortened
+    from trueup_lab.training.run import Choices, Progress
+    from trueup_lab.training.run import train as run
+
+    if dataset not in RECIPES:
+        raise typer.BadParameter(f"unknown set {dataset!r}; known: {', '.join(RECIPES)}")
+    recipe = RECIPES[dataset] if epochs is None else shortened(RECIPES[dataset], epochs)
+    changes = _given(batch=batch, rate=rate, weight_decay=weight_decay, momentum=momentum, warmup_epochs=warmup_epochs)
+    recipe = replace(recipe, **changes)
+    folder = out / f"{dataset}-{norm}"
+    if dataset == "imagenet":
+        from trueup_lab.training import imagenet
+
+        chosen = imagenet.Choices(
+            norm,  # type: ignore[arg-type]
+            parse_seeds(seeds)[0],
+            recipe,
+            size=image_size,
+            **_given(groups=groups),
+        )
+        imagenet.train_imagenet(chosen, folder, data=data, device=device, workers=workers, time_limit=time_limit)
+        return
+    engine = replace(
+        default_engine(device),
+        streams=streams,
+        combo=combo,
+        autotune=autotune,
+        **_given(precision=precision, compile=compile_mode, channels_last=channels_last),
+    )
+    try:
+        choices = Choices(
+            dataset,
+            norm,  # type: ignore[arg-type]
+            parse_seeds(seeds),
+            recipe,
+            shortcut=shortcut,  # type: ignore[arg-type]
+            precision=engine.precision,
+            **_given(groups=groups),
+        )
+        train_images, test_images = (SETS[dataset].load(split, data) for split in ("train", "test"))
+
+        def report(progress: Progress) -> None:
+            typer.echo(str(progress))
+            if progress.stopped:
+                typer.echo(f"stopped before the time limit; the same command goes on from {folder}")
+
+        models = run(
+            choices,
+            train_images,
+            test_images,
+            engine,
+            out=folder,
+            time_limit=time_limit,
+            checkpoint_every=checkpoint_every,
+            test_every=test_every,
+            report=report,
+        )
+    except (ValueError, FileNotFoundError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    if models is not None:
+        typer.echo(f"trained {len(models)} models in {folder}")
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds from ranges and single numbers.
+
+    >>> parse_seeds("0-3,7")
+    (0, 1, 2, 3, 7)
+    """
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            seeds.extend(range(int(first), int(last or first) + 1))
+    except ValueError as error:
+        raise typer.BadParameter(f"wanted seeds as in 0-9 or 0,3,7, got {text!r}") from error
+    return tuple(seeds)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

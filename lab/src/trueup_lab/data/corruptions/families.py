@@ -1,0 +1,145 @@
+"""The three benchmarks: which corruptions each has, how it makes them and at which constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from trueup_lab.data.corruptions import severities
+from trueup_lab.data.corruptions.affine import rotate, scale, shear, translate
+from trueup_lab.data.corruptions.arithmetic import rounded, truncated
+from trueup_lab.data.corruptions.blur import defocus_blur, gaussian_blur, zoom_blur
+from trueup_lab.data.corruptions.color import brightness, contrast, saturate
+from trueup_lab.data.corruptions.digital import jpeg_compression, pixelate
+from trueup_lab.data.corruptions.draws import Draws
+from trueup_lab.data.corruptions.edges import canny_edges
+from trueup_lab.data.corruptions.elastic import elastic_transform
+from trueup_lab.data.corruptions.glass import copying_glass_blur, swapping_glass_blur
+from trueup_lab.data.corruptions.motion import motion_blur
+from trueup_lab.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
+from trueup_lab.data.corruptions.severities import Levels
+from trueup_lab.data.corruptions.spatter import mud, water
+from trueup_lab.data.corruptions.strokes import dotted_line, stripe, zigzag
+from trueup_lab.data.corruptions.weather import fog, frost, snow
+
+Recipe = Callable[..., Tensor]
+"""(images, draws, *constants) -> bytes, or floats on the scale of bytes that the family turns into bytes."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One benchmark.
+
+    `published` names the severity of corruptions that are published at one only; `scratch`, how many values
+    a corruption works on for one image, where those are more than the image's own; `textured`, which ones
+    want to know the data root for their textures.
+    """
+
+    name: str
+    channels: int
+    size: int
+    levels: Mapping[str, Levels]
+    recipes: Mapping[str, Recipe]
+    to_bytes: Callable[[Tensor], Tensor]
+    published: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = field(default_factory=dict)
+    textured: frozenset[str] = frozenset()
+
+
+def _fixed(function: Callable[..., Tensor]) -> Recipe:
+    """A recipe from a function that draws nothing."""
+    return lambda x, _, *constants: function(x, *constants)
+
+
+def _motion(x: Tensor, draws: Draws, radius: int, sigma: float) -> Tensor:
+    return motion_blur(x, draws.fraction(0)[:, 0] * 90 - 45, radius, sigma)
+
+
+def _spatter(x: Tensor, draws: Draws, *constants: float) -> Tensor:
+    *shape, muddy = constants
+    return mud(x, draws, *shape) if muddy else water(x, draws, *shape)
+
+
+def _noise(function: Callable[[Tensor, Draws, float, float], Tensor], cut: float) -> Recipe:
+    return lambda x, draws, level: function(x, draws, level, cut)
+
+
+def _colour(canvas: int, ice: float) -> dict[str, Recipe]:
+    """CIFAR-10-C's and ImageNet-C's recipes; the canvas of the fog and the scale of the frost differ."""
+    return {
+        "brightness": _fixed(brightness),
+        "contrast": _fixed(contrast),
+        "defocus_blur": _fixed(defocus_blur),
+        "elastic_transform": elastic_transform,
+        "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas=canvas),
+        "frost": lambda x, draws, *constants, root: frost(x, draws, *constants, scale=ice, root=root),
+        "gaussian_blur": _fixed(gaussian_blur),
+        "gaussian_noise": _noise(gaussian_noise, 1.0),
+        "glass_blur": copying_glass_blur,
+        "impulse_noise": _noise(impulse_noise, 1.0),
+        "jpeg_compression": _fixed(jpeg_compression),
+        "motion_blur": _motion,
+        "pixelate": _fixed(pixelate),
+        "saturate": _fixed(saturate),
+        "shot_noise": _noise(shot_noise, 1.0),
+        "snow": snow,
+        "spatter": _spatter,
+        "speckle_noise": _noise(speckle_noise, 1.0),
+        "zoom_blur": _fixed(zoom_blur),
+    }
+
+
+_GREY: dict[str, Recipe] = {
+    "identity": _fixed(Tensor.clone),
+    "shot_noise": _noise(shot_noise, 0.5),
+    "impulse_noise": _noise(impulse_noise, 0.5),
+    "glass_blur": swapping_glass_blur,
+    "motion_blur": _motion,
+    "shear": shear,
+    "scale": scale,
+    "rotate": rotate,
+    "brightness": _fixed(lambda x, added: x + 255 * added),  # a grey pixel's value in HSV is its grey
+    "translate": translate,
+    "stripe": _fixed(stripe),
+    "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas=256),
+    "spatter": mud,
+    "dotted_line": dotted_line,
+    "zigzag": zigzag,
+    "canny_edges": _fixed(canny_edges),
+}
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            "mnist-c",
+            channels=1,
+            size=28,
+            levels=severities.MNIST_C,
+            recipes=_GREY,
+            to_bytes=rounded,
+            published=severities.MNIST_C_PUBLISHED,
+            scratch={"fog": 256 * 256},
+        ),
+        Family(
+            "cifar10-c",
+            channels=3,
+            size=32,
+            levels=severities.CIFAR10_C,
+            recipes=_colour(canvas=32, ice=0.2),
+            to_bytes=truncated,
+            textured=frozenset({"frost"}),
+        ),
+        Family(
+            "imagenet-c",
+            channels=3,
+            size=224,
+            levels=severities.IMAGENET_C,
+            recipes=_colour(canvas=256, ice=1.0),
+            to_bytes=truncated,
+            textured=frozenset({"frost"}),
+        ),
+    )
+}

@@ -1,0 +1,34 @@
+"""Plasma fractals: clouds by the diamond-square algorithm, many at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueup_lab.data.corruptions.draws import Draws
+
+
+def plasma(draws: Draws, draw: int, size: int, decay: float) -> Tensor:
+    """(images, size, size) float32 in [0, 1], periodic; `size` is a power of two.
+
+    Points half-way between four known ones take their mean and a random share of the wobble, which is
+    divided by `decay` each time the grid gets finer.
+    """
+    noise = draws.uniform(draw, size * size).mul_(2).sub_(1).view(-1, size, size)
+    height = torch.zeros_like(noise)
+    step, wobble = size, 100.0
+    while step >= 2:
+        half = step // 2
+        # the draws of the points themselves, so that none is used twice
+        centre = (slice(None), slice(half, size, step), slice(half, size, step))
+        top = (slice(None), slice(0, size, step), slice(half, size, step))
+        left = (slice(None), slice(half, size, step), slice(0, size, step))
+        corner = height[:, 0:size:step, 0:size:step]
+        square = corner + corner.roll(-1, 1)
+        height[centre] = (square + square.roll(-1, 2)) / 4 + noise[centre] * wobble**2
+        middle = height[centre]
+        height[top] = (middle + middle.roll(1, 1) + corner + corner.roll(-1, 2)) / 4 + noise[top] * wobble**2
+        height[left] = (middle + middle.roll(1, 2) + corner + corner.roll(-1, 1)) / 4 + noise[left] * wobble**2
+        step, wobble = half, wobble / decay
+    height -= height.amin((1, 2), keepdim=True)
+    return height / height.amax((1, 2), keepdim=True)

@@ -1,0 +1,257 @@
+"""Getting published sets: where they are, and a download that resumes, checks and unpacks safely."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from trueup_lab.data.corrupted.manifest import Manifest
+from trueup_lab.data.root import data_root
+
+Report = Callable[[str, int, int | None], None]
+"""Called with a file's name, the bytes that are here, and the bytes there are (None: unknown)."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A published file: where it is, its MD5 as published, and what it is unpacked into."""
+
+    url: str
+    md5: str
+    into: str
+    """Folder below the data root in which the archive is unpacked, or the `.gz` uncompressed."""
+    makes: tuple[str, ...]
+    """Paths below the data root that are there once it is unpacked; if all are, nothing is downloaded."""
+
+    @property
+    def name(self) -> str:
+        """The name of the file.
+
+        >>> Remote("https://example.org/a/b.tar?download=1", "", "", ()).name
+        'b.tar'
+        """
+        return PurePosixPath(self.url.partition("?")[0]).name
+
+
+def _mnist(name: str, md5: str) -> Remote:
+    url = f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz"
+    return Remote(url, md5, "MNIST/raw", (f"MNIST/raw/{name}",))
+
+
+def _imagenet_c(group: str, md5: str, *corruptions: str) -> Remote:
+    url = f"https://zenodo.org/records/2235448/files/{group}.tar"
+    makes = tuple(f"ImageNet-C/{group}/{corruption}" for corruption in corruptions)
+    return Remote(url, md5, f"ImageNet-C/{group}", makes)
+
+
+REMOTES: dict[str, tuple[Remote, ...]] = {
+    "mnist": (
+        _mnist("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        _mnist("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432"),
+        _mnist("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3"),
+        _mnist("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "cifar10": (
+        Remote(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            "",
+            tuple(f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")),
+        ),
+    ),
+    "mnist-c": (
+        Remote(
+            "https://zenodo.org/records/3239543/files/mnist_c.zip",
+            "4b34b33045869ee6d424616cd3a65da3",
+            "MNIST-C",
+            ("MNIST-C/identity/test_images.npy", "MNIST-C/zigzag/test_images.npy"),
+        ),
+    ),
+    "cifar10-c": (
+        Remote(
+            "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar",
+            "56bf5dcef84df0e2308c6dcbcbbd8499",
+            "",
+            ("CIFAR-10-C/labels.npy", "CIFAR-10-C/zoom_blur.npy"),
+        ),
+    ),
+    "imagenet-c": (
+        _imagenet_c("noise", "e80562d7f6c3f8834afb1ecf27252745", "gaussian_noise", "shot_noise", "impulse_noise"),
+        _imagenet_c(
+            "blur",
+            "2d8e81fdd8e07fef67b9334fa635e45c",
+            *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+        ),
+        _imagenet_c("weather", "33ffea4db4d93fe4a428c40a6ce0c25d", *("snow", "frost", "fog", "brightness")),
+        _imagenet_c(
+            "digital",
+            "89157860d7b10d5797849337ca2e5c03",
+            *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+        ),
+        _imagenet_c(
+            "extra",
+            "d492dfba5fc162d8ec2c3cd8ee672984",
+            *("speckle_noise", "spatter", "gaussian_blur", "saturate"),
+        ),
+    ),
+}
+"""Sets by name."""
+
+
+class DownloadError(RuntimeError):
+    """A file could not be had, or is not what was published. The message says which, and what to do."""
+
+
+def get(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    report: Report = lambda *_: None,
+    remotes: dict[str, tuple[Remote, ...]] = REMOTES,
+) -> list[Path]:
+    """Make the set called `name` be under the data root; what is there already is used as it is.
+
+    Returns the paths it consists of.
+    """
+    if name not in remotes:
+        raise ValueError(f"no published source of {name!r} is known; known: {', '.join(remotes)}")
+    base = data_root(root)
+    for folder in {base / made.partition("/")[0] for remote in remotes[name] for made in remote.makes}:
+        if Manifest.read(folder).files:
+            raise DownloadError(
+                f"{folder} holds files that `trueup data make` made; move it away to have the published ones"
+            )
+    for remote in remotes[name]:
+        if all((base / made).exists() for made in remote.makes):
+            continue
+        archive = base / ".downloads" / remote.name
+        fetch(remote.url, archive, md5=remote.md5, report=report)
+        unpack(archive, base / remote.into)
+        missing = [made for made in remote.makes if not (base / made).exists()]
+        if missing:
+            raise DownloadError(f"{remote.url} was unpacked into {base / remote.into} but has no {missing[0]}")
+        archive.unlink()
+    return [base / made for remote in remotes[name] for made in remote.makes]
+
+
+def fetch(url: str, path: Path, *, md5: str, report: Report = lambda *_: None) -> None:
+    """Download `url` to `path`, going on where an earlier try stopped; another MD5 is refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and _md5(path) == md5:
+        return
+    part = path.with_name(path.name + ".part")
+    try:
+        _transfer(url, part, report)
+    except (urllib.error.URLError, OSError) as error:
+        raise DownloadError(
+            f"could not get {url}: {error}. What came is kept, and the same command goes on from there; "
+            f"or put the file at {path} yourself"
+        ) from error
+    found = _md5(part)
+    if found != md5:
+        part.unlink()
+        raise DownloadError(
+            f"{url} came with MD5 {found}, published is {md5}; it was deleted. Try again, or report this"
+        )
+    os.replace(part, path)
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Unpack a tar or zip, or uncompress a `.gz`, into the folder `into`.
+
+    Members that would land outside it are refused. Nothing appears in `into` before all is unpacked, so that
+    what is there is whole. A single folder around a zip's contents that is called as `into` is, but for case
+    and dashes, is left out.
+    """
+    beside = archive.with_name(archive.name + ".unpacked")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        if archive.name.endswith(".zip"):
+            _unpack_zip(archive, beside, into.name)
+        elif archive.name.endswith((".tar", ".tar.gz", ".tgz")):
+            with tarfile.open(archive) as tar:
+                tar.extractall(beside, filter="data")
+        elif archive.name.endswith(".gz"):
+            with gzip.open(archive) as packed, (beside / archive.name.removesuffix(".gz")).open("wb") as file:
+                shutil.copyfileobj(packed, file)
+        else:
+            raise DownloadError(f"{archive} is no archive that can be unpacked (.tar, .tar.gz, .tgz, .zip, .gz)")
+        _move_contents(beside, into)
+    except tarfile.FilterError as error:
+        raise DownloadError(f"{archive} was not unpacked: {error}") from error
+    finally:
+        shutil.rmtree(beside)
+
+
+def _move_contents(source: Path, into: Path) -> None:
+    """Move what is in `source` to `into`; folders that are in both are put together."""
+    into.mkdir(parents=True, exist_ok=True)
+    for entry in source.iterdir():
+        target = into / entry.name
+        if entry.is_dir() and target.is_dir():
+            _move_contents(entry, target)
+        else:
+            os.replace(entry, target)
+
+
+def _transfer(url: str, part: Path, report: Report) -> None:
+    here = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "trueup"})
+    if here:
+        request.add_header("Range", f"bytes={here}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # asked for what lies behind the end: all of it is here
+            return
+        raise
+    with response:
+        resumed = response.status == 206
+        here = here if resumed else 0
+        length = response.headers.get("Content-Length")
+        total = here + int(length) if length else None
+        with part.open("ab" if resumed else "wb") as file:
+            report(part.stem, here, total)
+            while block := response.read(1 << 20):
+                file.write(block)
+                here += len(block)
+                report(part.stem, here, total)
+    if total is not None and here != total:
+        raise OSError(f"the connection ended after {here} of {total} bytes")
+
+
+def _unpack_zip(archive: Path, into: Path, name: str) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        members = [member for member in packed.infolist() if not member.is_dir()]
+        parts = [PurePosixPath(member.filename).parts for member in members]
+        for member, path in zip(members, parts, strict=True):
+            if not path or ".." in path or member.filename.startswith(("/", "\\")) or ":" in path[0]:
+                raise DownloadError(f"{archive} was not unpacked: {member.filename!r} would land outside")
+        around = {path[0] for path in parts} - {"__MACOSX"}
+        skip = 1 if len(around) == 1 and _plain(next(iter(around))) == _plain(name) else 0
+        for member, path in zip(members, parts, strict=True):
+            if path[0] == "__MACOSX":  # what a Mac adds to archives
+                continue
+            target = into.joinpath(*path[skip:])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with packed.open(member) as source, target.open("wb") as file:
+                shutil.copyfileobj(source, file)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,49 @@
+"""Evaluation: methods behind one protocol, streams of images, metrics, and a runner that fills a CSV."""
+
+from trueup_lab.evaluation.methods import (
+    BatchStatistics,
+    Correct,
+    CorrectMixed,
+    Method,
+    Mixed,
+    Needs,
+    Realign,
+    Tent,
+    Uncorrected,
+    as_method,
+    parse_method,
+)
+from trueup_lab.evaluation.metrics import accuracy, calibration_error, mean_corruption_error
+from trueup_lab.evaluation.rows import Row, read_rows
+from trueup_lab.evaluation.runner import Plan, Progress, evaluate
+from trueup_lab.evaluation.sets import Benchmark, Case
+from trueup_lab.evaluation.streams import STREAMS, Stream
+from trueup_lab.evaluation.subjects import Subject, read_subjects
+
+__all__ = [
+    "STREAMS",
+    "BatchStatistics",
+    "Benchmark",
+    "Case",
+    "Correct",
+    "CorrectMixed",
+    "Method",
+    "Mixed",
+    "Needs",
+    "Plan",
+    "Progress",
+    "Realign",
+    "Row",
+    "Stream",
+    "Subject",
+    "Tent",
+    "Uncorrected",
+    "accuracy",
+    "as_method",
+    "calibration_error",
+    "evaluate",
+    "mean_corruption_error",
+    "parse_method",
+    "read_rows",
+    "read_subjects",
+]

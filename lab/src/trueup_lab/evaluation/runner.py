@@ -1,0 +1,392 @@
+"""The runner: models x methods x test sets to rows, appended as they come, never twice.
+
+Loops run from what is dear to what is cheap: a corrupted set is made once, and shown to all models and methods.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trueup import Targets, __version__
+from trueup_lab.data.corrupted import Origin
+from trueup_lab.evaluation.calibration import targets_of
+from trueup_lab.evaluation.methods import Forgetful, Method, Network, is_continual
+from trueup_lab.evaluation.metrics import accuracy, calibration_error
+from trueup_lab.evaluation.precision import measured_precision
+from trueup_lab.evaluation.predict import Predictions
+from trueup_lab.evaluation.processes import ALONE, Processes
+from trueup_lab.evaluation.rows import Row, append_rows, begin, read_rows
+from trueup_lab.evaluation.sets import Benchmark, Case, TestSet
+from trueup_lab.evaluation.streams import Stream, check_stream, order
+from trueup_lab.evaluation.subjects import Subject
+from trueup_lab.training.describe import device_name
+
+# Pixel values shown to a network at a time, where the method does not care: what a GPU needs to be busy, and what a
+# CPU's cache holds; and bytes of images held at a time.
+_PASS = {"cuda": 1 << 23, "cpu": 1 << 18}
+_CHUNK = {"cuda": 1 << 31, "cpu": 1 << 28}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured. `only` picks corruptions; `batch` is for methods that depend on it.
+
+    `images` limits the test sets, `calibrate` the clean images that targets are made of; None is all.
+    """
+
+    methods: tuple[Method, ...]
+    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+    only: tuple[str, ...] = ()
+    stream: Stream = "corruption"
+    batch: int = 200
+    images: int | None = None
+    calibrate: int | None = None
+    seed: int = 0
+    origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        check_stream(self.stream)
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch}: want one image at least")
+        names = [method.name for method in self.methods]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two methods have one name: {', '.join(names)}")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands: passes of one model and method over one or more test sets."""
+
+    done: int
+    total: int
+    seconds: float
+    what: str
+
+    @property
+    def left(self) -> float:
+        """Seconds left, at the pace so far; 0 before there is one."""
+        return self.seconds / self.done * (self.total - self.done) if self.done else 0.0
+
+
+def evaluate(
+    subjects: Sequence[Subject],
+    plan: Plan,
+    out: str | Path,
+    *,
+    root: str | Path | None = None,
+    device: str = "cpu",
+    targets: str | Path = "runs/targets",
+    time_limit: float | None = None,
+    pass_size: int | None = None,
+    processes: Processes = ALONE,
+    report: Callable[[Progress], None] = lambda _: None,
+) -> bool:
+    """Measure what is missing from the CSV `out`; returns whether all is there now.
+
+    Rows are appended as they come, so a killed run goes on where it was. With a `time_limit` in seconds it stops by
+    itself, between two passes, when another might not fit. Methods that a model cannot take (batch norm) are left
+    out. `pass_size` is how many images stateless methods see at a time: it changes the speed and nothing else.
+    `targets` is a folder where calibrations are kept. Under torchrun, give each process its `processes`: test sets are
+    shared out, and the rows are the same.
+    """
+    if processes.rank == 0:
+        begin(out)
+    processes.wait()
+    done = {row.key for row in read_rows(out)}
+    processes.wait()  # nobody adds a row before all have read
+    clock = _Clock(time_limit)
+    benchmarks = {
+        name: Benchmark(name, root=root, images=plan.images, seed=plan.seed, origin=plan.origin, device=device)
+        for name in dict.fromkeys(subject.set for subject in subjects)
+    }
+    work = [
+        _Job(benchmark, stages, pairs)
+        for benchmark in benchmarks.values()
+        for stages, pairs in _jobs(benchmark, subjects, plan, done)
+    ]
+    bench = _Workbench(plan, Path(targets), pass_size, processes)
+    for pair, benchmark in {
+        pair: job.benchmark for job in work for pair in job.pairs if pair.method.needs.targets
+    }.items():
+        if processes.any(clock.stops("calibration")):
+            return False
+        with clock.timing("calibration"):
+            bench.targets(benchmark, pair.subject)
+    mine = [job for number, job in enumerate(work) if processes.mine(number)]
+    return not processes.any(not _work_off(mine, bench, clock, out, report))
+
+
+def _work_off(
+    jobs: list[_Job], bench: _Workbench, clock: _Clock, out: str | Path, report: Callable[[Progress], None]
+) -> bool:
+    """Do the jobs, appending their rows; whether all were done in time."""
+    total, finished = sum(len(job.pairs) for job in jobs), 0
+    for job in jobs:
+        for rows in bench.run(job, clock):
+            if rows is None:
+                return False
+            append_rows(out, rows)
+            finished += 1
+            last = rows[-1]
+            what = f"{last.model} {last.seed}, {last.method}, {last.corruption} {last.severity}"
+            report(Progress(finished, total, clock.elapsed, what))
+    return True
+
+
+@dataclass(frozen=True)
+class _Pair:
+    subject: Subject
+    method: Method
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.subject.key, self.method.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pair) and self.name == other.name
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Stages of test sets, each shown as one stream to each of the pairs.
+
+    Methods that forget (or have nothing to) have one stage a job; a continual one has all stages in one job, for its
+    answers in the last depend on all before.
+    """
+
+    benchmark: Benchmark
+    stages: list[list[Case]]
+    pairs: list[_Pair]
+
+
+def _jobs(
+    benchmark: Benchmark, subjects: Iterable[Subject], plan: Plan, done: set[tuple[object, ...]]
+) -> list[tuple[list[list[Case]], list[_Pair]]]:
+    """What is left to do, in the order to do it."""
+    cases = benchmark.cases(plan.severities, plan.only)
+    stages = benchmark.groups(cases) if plan.stream == "mixed" else [[case] for case in cases]
+    pairs = [
+        _Pair(subject, method)
+        for subject in subjects
+        if subject.set == benchmark.name
+        for method in plan.methods
+        if subject.takes(method)
+    ]
+    calibrated = benchmark.calibration_count(plan.calibrate) if any(p.method.needs.targets for p in pairs) else 0
+
+    opened = [[benchmark.open(case) for case in stage] for stage in stages]
+
+    def missing(pair: _Pair, sets: list[TestSet]) -> bool:
+        rows = (_row(pair, plan, test, calibrated=calibrated, sequence=_digest(stages)) for test in sets)
+        return any(row.key not in done for row in rows)
+
+    forgetful = [pair for pair in pairs if not is_continual(pair.method)]
+    left = [[pair for pair in forgetful if missing(pair, sets)] for sets in opened]
+    unfinished = [p for p in pairs if is_continual(p.method) and any(missing(p, sets) for sets in opened)]
+    return [
+        *(([stage], waiting) for stage, waiting in zip(stages, left, strict=True) if waiting),
+        *((stages, [pair]) for pair in unfinished),
+    ]
+
+
+def _row(
+    pair: _Pair,
+    plan: Plan,
+    test: TestSet,
+    *,
+    calibrated: int,
+    sequence: str,
+    seen: tuple[Tensor, Tensor] | None = None,
+    ms: float = 0.0,
+    device: str = "",
+) -> Row:
+    """The row of a pair and test set; without `seen` (confidence, correct), only its key is right."""
+    needs, subject = pair.method.needs, pair.subject
+    return Row(
+        model=subject.name,
+        seed=subject.seed,
+        method=pair.method.name,
+        stream="any" if needs.stateless else plan.stream + (f"/{sequence}" if is_continual(pair.method) else ""),
+        batch=0 if needs.stateless else 1 if plan.stream == "single" else plan.batch,
+        corruption=test.case.corruption,
+        severity=test.case.severity,
+        images=len(test.labels),
+        accuracy=round(accuracy(seen[1]), 4) if seen else 0.0,
+        calibration_error=round(calibration_error(*seen), 4) if seen else 0.0,
+        ms=float(f"{ms:.4g}"),
+        data=test.origin,
+        data_seed=plan.seed if test.origin == "generated" else 0,
+        calibrated=calibrated if needs.targets else 0,
+        needs=str(needs),
+        checkpoint=subject.checkpoint,
+        trueup=__version__,
+        torch=torch.__version__,
+        device=device,
+    )
+
+
+class _Workbench:
+    """Models on the device, their targets, and the networks made of both; each is made when it is first needed."""
+
+    def __init__(self, plan: Plan, folder: Path, pass_size: int | None, processes: Processes) -> None:
+        self.plan, self.folder, self.pass_size, self.processes = plan, folder, pass_size, processes
+        self._models: dict[str, nn.Module] = {}
+        self._targets: dict[str, Targets] = {}
+        self._networks: dict[tuple[str, str], Network] = {}
+
+    def run(self, job: _Job, clock: _Clock) -> Iterable[list[Row] | None]:
+        """The rows of each pair as they come, of all stages at once; None, and no more, where time is up."""
+        rows: dict[tuple[str, str], list[Row]] = {pair.name: [] for pair in job.pairs}
+        for pair in job.pairs:
+            if pair.method.needs.memory and isinstance(network := self._network(job.benchmark, pair), Forgetful):
+                network.reset()
+        for number, stage in enumerate(job.stages):
+            sets = [job.benchmark.open(case) for case in stage]
+            for shown in self._show(job, sets, clock):
+                if shown is None:
+                    yield None
+                    return
+                pair, seen = shown
+                rows[pair.name] += self._rows(job, pair, sets, seen)
+                if number == len(job.stages) - 1:
+                    yield rows[pair.name]
+
+    def _show(self, job: _Job, sets: list[TestSet], clock: _Clock) -> Iterable[tuple[_Pair, Predictions] | None]:
+        """Show the sets, as one stream, to every pair of a job. A pair comes when it has seen all; None: time is up."""
+        device = job.benchmark.device
+        labels = torch.cat([test.labels for test in sets])
+        arriving = order(self.plan.stream, labels, seed=self.plan.seed)
+        seen = {pair.name: Predictions(len(labels), device) for pair in job.pairs}
+        chunks = torch.split(arriving, self._chunk(job.benchmark))
+        for number, chunk in enumerate(chunks):
+            if clock.stops("images", "pass"):
+                yield None
+                return
+            with clock.timing("images"):
+                images = _take(sets, chunk)
+            positions, truth = chunk.to(device), labels[chunk].to(device)
+            for pair in job.pairs:
+                if clock.stops("pass"):
+                    yield None
+                    return
+                network = self._network(job.benchmark, pair)
+                needs = pair.method.needs
+                size = self._pass_size(images) if needs.stateless else self._batch
+                with measured_precision(), clock.timing("pass"):
+                    seen[pair.name].add(
+                        network,
+                        images,
+                        truth,
+                        positions,
+                        normalisation=pair.subject.normalisation,
+                        batch=size,
+                        gradients=needs.gradients,
+                    )
+                if number == len(chunks) - 1:
+                    yield pair, seen[pair.name]
+
+    def _rows(self, job: _Job, pair: _Pair, sets: list[TestSet], seen: Predictions) -> list[Row]:
+        ms = 1000 * seen.seconds / len(seen.correct)
+        sizes = [len(test.labels) for test in sets]
+        parts = zip(torch.split(seen.confidence, sizes), torch.split(seen.correct, sizes), strict=True)
+        calibrated = self._targets[pair.subject.key].images if pair.method.needs.targets else 0
+        more = {"calibrated": calibrated, "sequence": _digest(job.stages), "ms": ms}
+        device = device_name(str(job.benchmark.device))
+        return [
+            _row(pair, self.plan, test, **more, seen=part, device=device)  # type: ignore[arg-type]
+            for test, part in zip(sets, parts, strict=True)
+        ]
+
+    @property
+    def _batch(self) -> int:
+        return 1 if self.plan.stream == "single" else self.plan.batch
+
+    def _chunk(self, benchmark: Benchmark) -> int:
+        """How many images to hold at a time: whole batches."""
+        image = 3 * 224**2 if benchmark.name == "imagenet" else 3 * 32**2
+        held = _CHUNK["cpu" if benchmark.device.type == "cpu" else "cuda"]
+        return max(1, held // image // self._batch) * self._batch
+
+    def _pass_size(self, images: Tensor) -> int:
+        return self.pass_size or max(8, _PASS["cpu" if images.device.type == "cpu" else "cuda"] // images[0].numel())
+
+    def _model(self, benchmark: Benchmark, subject: Subject) -> nn.Module:
+        if subject.key not in self._models:
+            self._models[subject.key] = copy.deepcopy(subject.model).eval().to(benchmark.device)
+        return self._models[subject.key]
+
+    def targets(self, benchmark: Benchmark, subject: Subject) -> Targets:
+        """The subject's targets."""
+        if subject.key not in self._targets:
+            with measured_precision():
+                self._targets[subject.key] = targets_of(
+                    subject,
+                    self._model(benchmark, subject),
+                    benchmark,
+                    self.plan.calibrate,
+                    folder=self.folder,
+                    batch=self._pass_size(benchmark.open(Case("identity", 0)).take(torch.tensor([0]))),
+                    processes=self.processes,
+                )
+        return self._targets[subject.key]
+
+    def _network(self, benchmark: Benchmark, pair: _Pair) -> Network:
+        if pair.name not in self._networks:
+            targets = self.targets(benchmark, pair.subject) if pair.method.needs.targets else None
+            self._networks[pair.name] = pair.method.prepare(self._model(benchmark, pair.subject), targets)
+        return self._networks[pair.name]
+
+
+def _digest(stages: list[list[Case]]) -> str:
+    """A short name for a sequence of test sets."""
+    return hashlib.blake2b(repr(stages).encode(), digest_size=2).hexdigest()
+
+
+def _take(sets: list[TestSet], flat: Tensor) -> Tensor:
+    """The images at `flat` positions of the sets laid one after another."""
+    if len(sets) == 1:
+        return sets[0].take(flat)
+    first, images = 0, None
+    for test in sets:
+        here = ((flat >= first) & (flat < first + len(test.labels))).nonzero().flatten()
+        part = test.take(flat[here] - first)
+        images = part.new_empty((len(flat), *part.shape[1:])) if images is None else images
+        images[here.to(part.device)] = part
+        first += len(test.labels)
+    assert images is not None
+    return images
+
+
+class _Clock:
+    """Says when to stop: when the slowest of the pieces to come, seen so far, might not fit any more."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.began, self.limit = time.monotonic(), limit
+        self.slowest: dict[str, float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def stops(self, *kinds: str) -> bool:
+        ahead = sum(self.slowest.get(kind, 0.0) for kind in kinds)
+        # A third more, because the next piece may be slower.
+        return self.limit is not None and self.elapsed + 1.3 * ahead > self.limit
+
+    @contextmanager
+    def timing(self, kind: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.slowest[kind] = max(self.slowest.get(kind, 0.0), time.monotonic() - began)

@@ -1,0 +1,224 @@
+"""Test sets as the runner wants them: clean and corrupted, some or all images, made or read on a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trueup_lab.data.corrupted import Origin, arrays, imagenet_c
+from trueup_lab.data.corrupted.folders import clean_folder
+from trueup_lab.data.corruptions import check, corrupt, corruptions
+from trueup_lab.data.imagenet import Crop, ImageFolder
+from trueup_lab.data.images import Images
+from trueup_lab.data.root import data_root
+from trueup_lab.data.sets import SETS
+
+CLEAN = "identity"
+"""The name of the clean test set among the corrupted ones, as MNIST-C has it."""
+
+FAMILIES = {"mnist": "mnist-c", "digits": "mnist-c", "cifar10": "cifar10-c", "imagenet": "imagenet-c"}
+"""Whose corruptions each set is tested under."""
+
+_KEEP = 1 << 33  # bytes of clean ImageNet images that are kept rather than read again for every corruption
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test set of a benchmark: a corruption and its severity, 0 where it has none."""
+
+    corruption: str
+    severity: int
+
+
+@dataclass(frozen=True, eq=False)
+class TestSet:
+    """The images of one case. `take(positions)` gives some of them, uint8 `(n, C, H, W)` on the device."""
+
+    __test__ = False  # says to pytest that this is no test
+
+    case: Case
+    labels: Tensor  # (images,) int64, on the CPU
+    origin: str  # clean, published or generated
+    take: Callable[[Tensor], Tensor]
+
+
+class Benchmark:
+    """A set and its corrupted variants, opened for testing.
+
+    `images` limits the test to so many, spread evenly over the set. Corrupted images are read where they are there,
+    else made from `seed`; `origin` asks for one of the two. The same image is in the same place of every test set.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        images: int | None = None,
+        seed: int = 0,
+        origin: Origin | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if name not in FAMILIES:
+            raise ValueError(f"no benchmark is made of {name!r}; known: {', '.join(FAMILIES)}")
+        self.name, self.family = name, FAMILIES[name]
+        self.root, self.seed, self.origin, self.device = root, seed, origin, torch.device(device)
+        self._large = name == "imagenet"
+        available = self._available
+        if images is not None and not 1 <= images <= len(available):
+            raise ValueError(f"{images} images of {name} asked for; there are {len(available)}")
+        count = len(available) if images is None else images
+        self.numbers = available[torch.arange(count) * len(available) // count]  # of the images, in the whole set
+
+    def cases(self, severities: Sequence[int] = (1, 2, 3, 4, 5), only: Sequence[str] = ()) -> list[Case]:
+        """The clean set, and every corruption at these severities (MNIST-C: at the one it is published in)."""
+        names = [name for name in corruptions(self.family) if name != CLEAN]
+        if unknown := [name for name in only if name not in (CLEAN, *names)]:
+            raise ValueError(f"{unknown[0]!r} is no corruption of {self.family}; there are {CLEAN}, {', '.join(names)}")
+        chosen = [name for name in names if not only or name in only]
+        clean = [Case(CLEAN, 0)] if not only or CLEAN in only else []
+        if self.family == "mnist-c":
+            return clean + [Case(name, check(self.family, name, None)) for name in chosen]
+        return clean + [Case(name, severity) for name in chosen for severity in severities]
+
+    def groups(self, cases: Iterable[Case]) -> list[list[Case]]:
+        """The cases that a mixed stream mixes: those of one severity, the clean one apart."""
+        by_severity: dict[int, list[Case]] = {}
+        for case in cases:
+            mnist = self.family == "mnist-c" and case.corruption != CLEAN
+            by_severity.setdefault(1 if mnist else case.severity, []).append(case)
+        return list(by_severity.values())
+
+    def open(self, case: Case) -> TestSet:
+        """The test set of a case. Nothing is made until it is taken."""
+        if case.corruption == CLEAN:
+            return TestSet(case, self._labels, "clean", self._clean)
+        found = self._published(case)
+        if found is not None:
+            return found
+        severity = case.severity or None
+        return TestSet(
+            case,
+            self._labels,
+            "generated",
+            lambda at: corrupt(
+                self._clean(at),
+                case.corruption,
+                severity,
+                family=self.family,
+                indices=self.numbers[at.cpu()],
+                seed=self.seed,
+                root=self.root,
+            ),
+        )
+
+    def calibration(self, count: int | None = None, *, batch: int, part: tuple[int, int] = (0, 1)) -> Iterator[Tensor]:
+        """Clean images to calibrate on, uint8, `batch` at a time: `count` training images, or all.
+
+        Where ImageNet's training images are not there, validation images that are not tested on. `part` (k, n) gives
+        the k-th of n shares of the batches.
+        """
+        first, step = part
+        if self._large:
+            folder, numbers = self._untested
+            chosen = numbers[_spread(len(numbers), count)]
+            yield from (_read(folder, some).to(self.device) for some in torch.split(chosen, batch)[first::step])
+            return
+        chosen = self._train[_spread(len(self._train), count)]
+        yield from (some.to(self.device) for some in torch.split(chosen, batch)[first::step])
+
+    def calibration_count(self, count: int | None = None) -> int:
+        """How many images `calibration(count)` gives."""
+        there = len(self._untested[1]) if self._large else len(self._train)
+        return len(_spread(there, count))
+
+    def _published(self, case: Case) -> TestSet | None:
+        if self.name == "digits":
+            return None
+        if self._large:
+            folder = imagenet_c(case.corruption, case.severity, root=self.root, origin=self.origin, seed=self.seed)
+            if folder.seed is not None:
+                return None
+            labels = torch.tensor([folder.source.files[number][1] for number in self.numbers.tolist()])
+            source, origin = folder.source, folder.origin
+            return TestSet(case, labels, origin, lambda at: _read(source, self.numbers[at.cpu()]).to(self.device))
+        found = arrays.read(self.family, case.corruption, case.severity, self.root)
+        if found is None or self.origin not in (None, found[1]):
+            if self.origin == "published":
+                raise arrays.missing(self.family, case.corruption, case.severity, self.root)
+            return None
+        (images, labels), origin = found
+        return TestSet(case, labels[self.numbers], origin, lambda at: images[self.numbers[at.cpu()]].to(self.device))
+
+    @cached_property
+    def _test(self) -> Images:
+        return SETS[self.name].load("test", self.root)
+
+    @cached_property
+    def _train(self) -> Tensor:
+        return SETS[self.name].load("train", self.root).images
+
+    @cached_property
+    def _folder(self) -> ImageFolder:
+        return ImageFolder(clean_folder(self.root), Crop(224, 256))
+
+    @cached_property
+    def _available(self) -> Tensor:
+        """The numbers of the images that may be tested."""
+        if not self._large:
+            return torch.arange(len(self._test))
+        # Where clean validation images must serve for calibration too, every other one is tested on.
+        return torch.arange(0, len(self._folder), 1 if self._train_folder else 2)
+
+    @property
+    def _train_folder(self) -> bool:
+        return (data_root(self.root) / "imagenet" / "train").is_dir()
+
+    @cached_property
+    def _untested(self) -> tuple[ImageFolder, Tensor]:
+        if self._train_folder:
+            train = ImageFolder(data_root(self.root) / "imagenet" / "train", Crop(224, 256))
+            return train, torch.arange(len(train))
+        return self._folder, torch.arange(1, len(self._folder), 2)
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        if self._large:
+            return torch.tensor([self._folder.files[number][1] for number in self.numbers.tolist()])
+        return self._test.labels[self.numbers]
+
+    @cached_property
+    def _pixels(self) -> Tensor | None:
+        """All clean images on the device, or None where they are too many."""
+        if not self._large:
+            return self._test.images[self.numbers].to(self.device)
+        if len(self.numbers) * 3 * 224**2 > _KEEP:
+            return None
+        return _read(self._folder, self.numbers).to(self.device)
+
+    def _clean(self, positions: Tensor) -> Tensor:
+        if self._pixels is None:
+            return _read(self._folder, self.numbers[positions.cpu()]).to(self.device)
+        return self._pixels[positions.to(self.device)]
+
+
+def _read(folder: ImageFolder, numbers: Tensor) -> Tensor:
+    """The images `numbers` of a folder. Pillow decodes outside the interpreter's lock, so threads help."""
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        return torch.stack([pixels for pixels, _ in pool.map(folder.__getitem__, numbers.tolist())])
+
+
+def _spread(there: int, count: int | None) -> Tensor:
+    """`count` positions spread evenly over `there`; all where there are not so many, or None was asked for.
+
+    >>> _spread(10, 4)
+    tensor([0, 2, 5, 7])
+    """
+    count = there if count is None else min(count, there)
+    return torch.arange(count) * there // count

@@ -1,0 +1,70 @@
+"""Subjects: the trained models under test, with what it takes to feed them and to name them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from trueup_lab import models
+from trueup_lab.data.images import IMAGENET, NORMALISATION, Normalisation
+from trueup_lab.evaluation.methods import Method, has_batch_norm
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One trained model."""
+
+    name: str
+    seed: int
+    set: str  # that it was trained on
+    norm: str
+    normalisation: Normalisation
+    checkpoint: str  # the first digits of the SHA-256 of its file
+    model: nn.Module
+
+    @property
+    def key(self) -> str:
+        """A name for files.
+
+        >>> Subject("a", 3, "mnist", "bn", NORMALISATION["mnist"], "0123abcd", nn.ReLU()).key
+        'a-3-0123abcd'
+        """
+        return f"{self.name}-{self.seed}-{self.checkpoint}"
+
+    def takes(self, method: Method) -> bool:
+        """Whether a method can be applied to this model."""
+        return has_batch_norm(self.model) or not method.needs.batch_norm
+
+
+def read_subjects(where: str | os.PathLike[str], seeds: Sequence[int] | None = None) -> list[Subject]:
+    """The models of a file (trueup's own format, or a published checkpoint), or of the package, by name.
+
+    `seeds` picks some of a file that has many.
+    """
+    path = Path(where)
+    if not path.is_file():
+        if str(where) not in models.names():
+            known = ", ".join(models.names())
+            raise ValueError(f"{where} is neither a file nor a model that comes with trueup ({known})")
+        path = models.zoo.FOLDER / f"{where}.safetensors"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    try:
+        record = models.read_record(path)
+    except ValueError:  # not of our format
+        model = models.load_public(path)
+        trained_on = "cifar10" if isinstance(model, models.ResNet20) else "imagenet"
+        norm = "bn" if has_batch_norm(model) else "other"
+        return [Subject(path.stem, 0, trained_on, norm, IMAGENET, digest, model)]
+    by_seed = models.read_models(path)
+    if missing := [seed for seed in seeds or () if seed not in by_seed]:
+        raise ValueError(f"{path} has no seed {missing[0]}; it has {', '.join(map(str, by_seed))}")
+    return [
+        Subject(record.name, seed, record.set, record.norm, NORMALISATION[record.set], digest, model)
+        for seed, model in by_seed.items()
+        if seeds is None or seed in seeds
+    ]

@@ -1,0 +1,87 @@
+"""Running an experiment: what its columns ask for, as plans for the runner; what is missing, in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trueup_lab.evaluation import Plan, Progress, evaluate, read_subjects
+from trueup_lab.evaluation.processes import ALONE, Processes
+from trueup_lab.experiments.sources import Source, source
+from trueup_lab.experiments.specs import Column, Experiment
+
+
+def rows_file(results: Path, set_name: str) -> Path:
+    """Where the rows of all experiments on a set are: one file, so that none is measured twice."""
+    return results / f"{set_name}-c.csv"
+
+
+def lacking(experiment: Experiment, results: Path, root: Path | None = None) -> list[Source]:
+    """The models that are not there and would be needed; each says how to get it, `source.missing(results, root)`."""
+    if experiment.rows == "setting":
+        return []
+    return [s for norm in experiment.norms if (s := source(experiment.set, norm)).missing(results, root)]
+
+
+def run(
+    experiment: Experiment,
+    results: Path,
+    *,
+    root: Path | None = None,
+    device: str = "cpu",
+    images: int | None = None,
+    calibrate: int | None = None,
+    seeds: tuple[int, ...] | None = None,
+    targets: Path = Path("runs/targets"),
+    time_limit: float | None = None,
+    processes: Processes = ALONE,
+    report: Callable[[Progress], None] = lambda _: None,
+) -> bool:
+    """Measure what an experiment is made of, as far as its models are there; returns whether all of that is done.
+
+    `images`, `calibrate` and `seeds` make it smaller; rows say how small.
+    """
+    began = time.monotonic()
+    for found, columns in _by_source(experiment):
+        path = found.find(results, root)
+        if not path.is_file():
+            continue
+        first = columns[0]
+        wanted = first.seeds if seeds is None else tuple(s for s in seeds if first.seeds is None or s in first.seeds)
+        left = None if time_limit is None else time_limit - (time.monotonic() - began)
+        finished = evaluate(
+            read_subjects(path, wanted),
+            Plan(
+                methods=tuple(dict.fromkeys(column.method for column in columns)),
+                severities=(5,) if first.stream == "single" else tuple(s for s in experiment.severities if s),
+                only=experiment.only,
+                stream=first.stream or "corruption",
+                images=_fewer(images, first.images),
+                calibrate=calibrate,
+            ),
+            rows_file(results, experiment.set),
+            root=root,
+            device=device,
+            targets=targets,
+            time_limit=left,
+            processes=processes,
+            report=report,
+        )
+        if not finished:
+            return False
+    return True
+
+
+def _by_source(experiment: Experiment) -> list[tuple[Source, list[Column]]]:
+    """The columns that one plan can measure: of one model, seeds, stream and number of images."""
+    groups: dict[tuple[object, ...], tuple[Source, list[Column]]] = {}
+    for column in experiment.columns:
+        key = (column.norm, column.seeds, column.stream, column.images)
+        groups.setdefault(key, (source(column.set, column.norm), []))[1].append(column)
+    return list(groups.values())
+
+
+def _fewer(*counts: int | None) -> int | None:
+    known = [count for count in counts if count is not None]
+    return min(known) if known else None

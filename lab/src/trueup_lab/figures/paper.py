@@ -1,0 +1,128 @@
+"""The paper's figures by name: getting what each shows, and drawing it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import trueup
+from trueup_lab.data.corruptions import corrupt
+from trueup_lab.data.sets import SETS
+from trueup_lab.evaluation import Subject, read_rows, read_subjects
+from trueup_lab.experiments import Experiment, cells, rows_file
+from trueup_lab.experiments.activations import activation_maps, before_and_after, most_dissimilar, stationarity
+from trueup_lab.experiments.sources import source
+from trueup_lab.experiments.specs import PAPERS
+from trueup_lab.figures.activations import draw_before_and_after, draw_dissimilar, draw_maps, draw_stationarity
+from trueup_lab.figures.curves import draw_iterations, draw_severities
+from trueup_lab.figures.gains import draw_gains
+
+SAMPLE = 1  # the test image of Figures 1 and 2
+ENOUGH = 5000  # images, for pictures of means and distributions
+
+
+def draw(experiment: Experiment, results: Path, *, root: Path | None = None, images: int | None = None) -> list[Path]:
+    """Draw a figure into `results/figures`, as far as what it shows is there; returns what was written.
+
+    `images` limits how many images a picture of activations is made of.
+    """
+    path = results / "figures" / f"{experiment.name}.png"
+    if experiment.rows == "picture":
+        subjects = [
+            read_subjects(found)[0]
+            for norm in experiment.norms
+            if (found := source(experiment.set, norm).find(results, root)).is_file()
+        ]
+        return _PICTURES[experiment.name](subjects, path, root, images or ENOUGH) if subjects else []
+    if experiment.rows not in ("severity", "curve", "paired"):
+        return []
+    rows = read_rows(rows_file(results, experiment.set))
+    if experiment.rows == "paired":
+        drawn = draw_gains(experiment, rows, path)
+        return [] if drawn is None else [drawn]
+    ours = cells(experiment, rows)
+    if not ours:
+        return []
+    return [(draw_severities if experiment.rows == "severity" else draw_iterations)(experiment, ours, path)]
+
+
+def _maps(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
+    subject, correction = subjects[0], PAPERS["mnist"]["bn"]
+    targets = trueup.calibrate(subject.model, _batches(subject, "train", root, images))
+    clean = SETS["mnist"].load("test", root).images[SAMPLE : SAMPLE + 1]
+    shown = {"clean": clean} | {
+        name.replace("_", " "): corrupt(clean, name, family="mnist-c", indices=[SAMPLE], root=root)
+        for name in ("impulse_noise", "brightness")
+    }
+    maps = {
+        name: activation_maps(subject.model, targets, correction, subject.normalisation(pixels)[0])
+        for name, pixels in shown.items()
+    }
+    table = [
+        (
+            name,
+            layer,
+            *(f"{float(value):.5g}" for value in (plain.mean(), corrected.mean(), (corrected - plain).abs().mean())),
+        )
+        for name, one in maps.items()
+        for layer, (plain, corrected) in enumerate(zip(one.plain, one.corrected, strict=True), start=1)
+    ]
+    head = ("image", "layer", "mean_uncorrected", "mean_corrected", "mean_absolute_difference")
+    return [draw_maps(maps, path), _table(path, head, table)]
+
+
+def _before_and_after(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
+    subject, correction = subjects[0], PAPERS["mnist"]["bn"]
+    targets = trueup.calibrate(subject.model, _batches(subject, "train", root, images))
+    clean = SETS["mnist"].load("test", root).images[SAMPLE : SAMPLE + 1]
+    noisy = corrupt(clean, "impulse_noise", family="mnist-c", indices=[SAMPLE], root=root)
+    data = before_and_after(subject.model, targets, correction, subject.normalisation(noisy)[0])
+    levels = torch.linspace(0, 1, 257)
+    columns = [torch.quantile(values.flatten(), levels) for values in (data.before, data.after, data.target)]
+    table = [(f"{level:.5g}", *(f"{float(c[k]):.5g}" for c in columns)) for k, level in enumerate(levels.tolist())]
+    return [draw_before_and_after(data, path), _table(path, ("level", "before", "after", "target"), table)]
+
+
+def _stationarity(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
+    by_norm = {s.norm: stationarity(s.model, "bn1", _batches(s, "train", root, images)) for s in subjects}
+    table = []
+    for norm, one in by_norm.items():
+        few = torch.linspace(0, len(one.mean) - 1, 257).long()
+        table += [(norm, int(k), f"{float(one.mean[k]):.5g}", f"{float(one.spread[k]):.5g}") for k in few]
+    return [draw_stationarity(by_norm, path), _table(path, ("norm", "rank", "target", "spread"), table)]
+
+
+def _dissimilar(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
+    subject = subjects[0]
+    data = most_dissimilar(subject.model, "bn1", _batches(subject, "test", root, images))
+    farthest = data.distance.argsort(descending=True)[:20].tolist()
+    table = [(data.first, number, f"{float(data.distance[number]):.5g}") for number in farthest]
+    return [draw_dissimilar(data, path), _table(path, ("image", "other", "distance"), table)]
+
+
+_PICTURES: dict[str, Callable[[Sequence[Subject], Path, Path | None, int], list[Path]]] = {
+    "figure1": _maps,
+    "figure2": _before_and_after,
+    "figure7": _stationarity,
+    "figure8": _dissimilar,
+}
+
+
+def _batches(subject: Subject, split: str, root: Path | None, images: int) -> Iterator[Tensor]:
+    """The first `images` of a set as the subject takes them."""
+    pixels = SETS[subject.set].load(split, root).images[:images]
+    return (subject.normalisation(part) for part in torch.split(pixels, 250))
+
+
+def _table(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    """The numbers of a picture, beside it."""
+    beside = path.with_suffix(".csv")
+    with beside.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(rows)
+    return beside

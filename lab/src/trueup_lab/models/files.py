@@ -1,0 +1,100 @@
+"""Trained models in a file: one network, one or many seeds, and a record of how they came about."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from trueup.atomic import write_atomically
+from trueup_lab.models.norms import Norm
+from trueup_lab.models.resnet20 import GROUPS, ResNet20, Shortcut
+from trueup_lab.models.weights import load_weights
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the models of a file are: ResNet-20s that differ in their seed only."""
+
+    set: str
+    norm: Norm
+    channels: int
+    classes: int = 10
+    shortcut: Shortcut = "projection"
+    groups: int = GROUPS
+    accuracy: Mapping[int, float] = field(default_factory=dict)
+    """By seed: the part of the set's clean test images that the model, as stored here, has right."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """The recipe, the precision, the device, the versions."""
+
+    @property
+    def name(self) -> str:
+        """What the network is called.
+
+        >>> Record("cifar10", "bn", channels=3).name
+        'resnet20-bn-cifar10'
+        """
+        return f"resnet20-{self.norm}-{self.set}"
+
+    def build(self) -> ResNet20:
+        """The network, untrained."""
+        return ResNet20(
+            self.norm,
+            channels=self.channels,
+            classes=self.classes,
+            shortcut=self.shortcut,
+            groups=self.groups,
+        )
+
+
+def save_models(path: str | os.PathLike[str], weights: Mapping[int, Mapping[str, Tensor]], record: Record) -> None:
+    """Write the models' weights, by seed, and their record to a safetensors file."""
+    tensors = {
+        f"{seed}/{key}": tensor.detach().cpu().contiguous()
+        for seed, one in weights.items()
+        for key, tensor in shipped(one).items()
+    }
+    metadata = {"trueup": json.dumps({"format": FORMAT, "kind": "models"} | asdict(record))}
+    write_atomically(Path(path), save(tensors, metadata=metadata))
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """The record of a file that `save_models` wrote, without its weights."""
+    with safe_open(os.fspath(path), framework="pt") as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    facts = json.loads(metadata.get("trueup", "{}"))
+    if facts.get("kind") != "models":
+        raise ValueError(f"{os.fspath(path)} holds no models of trueup; models.load_public may read it")
+    if facts["format"] != FORMAT:
+        raise ValueError(f"{os.fspath(path)} is in format {facts['format']}, this trueup reads {FORMAT}; update it")
+    accuracy = {int(seed): value for seed, value in facts["accuracy"].items()}
+    rest = {key: value for key, value in facts.items() if key not in ("format", "kind", "accuracy")}
+    return Record(**rest, accuracy=accuracy)
+
+
+def read_models(path: str | os.PathLike[str]) -> dict[int, nn.Module]:
+    """The models of a file that `save_models` wrote, by seed, in float32 and `eval` mode."""
+    record = read_record(path)
+    by_seed: dict[int, dict[str, Tensor]] = {}
+    with safe_open(os.fspath(path), framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            seed, _, key = name.partition("/")
+            by_seed.setdefault(int(seed), {})[key] = file.get_tensor(name)
+    return {seed: load_weights(record.build(), by_seed[seed]).eval() for seed in sorted(by_seed)}
+
+
+def shipped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as they are stored: float16, but float32 for vectors (norms, statistics, biases).
+
+    A running variance may lie outside float16's range, and the vectors are one part in a hundred of the file.
+    """
+    return {key: (value.half() if value.dim() > 1 else value.float()) for key, value in weights.items()}

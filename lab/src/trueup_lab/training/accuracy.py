@@ -1,0 +1,22 @@
+"""How often a model is right."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trueup_lab.data.images import Images, Normalisation
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Images, normalisation: Normalisation, *, batch: int = 1000) -> float:
+    """Part of `data` (on the model's device) that `model` classifies correctly, in `eval` mode and float32."""
+    training = model.training
+    model.eval()
+    right = torch.zeros((), dtype=torch.int64, device=data.labels.device)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for start in range(0, len(data), batch):
+            logits = model(normalisation(data.images[start : start + batch]))
+            right += (logits.argmax(1) == data.labels[start : start + batch]).sum()
+    model.train(training)
+    return int(right) / len(data)

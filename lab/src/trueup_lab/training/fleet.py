@@ -1,0 +1,265 @@
+"""Many models in training at once on one device: same network, same recipe, another seed each.
+
+A ResNet-20's step is some hundred kernels too small to fill a large GPU. So on CUDA each model has a stream,
+and its whole step (batch, forward, backward, update) is one graph without any input from the host: all that
+changes from step to step lies in tensors that the step itself advances. An epoch replays the graphs in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup_lab.data.images import Images, Normalisation
+from trueup_lab.models.weights import COUNTER, weights_of
+from trueup_lab.training.augment import crop_and_mirror, draw_epoch
+from trueup_lab.training.engine import Engine
+from trueup_lab.training.recipes import Recipe, learning_rate
+
+Loss = Callable[..., tuple[Tensor, Tensor]]
+
+
+class Fleet:
+    """The models of `seeds`, built by `build`, trained on `data` after `recipe`."""
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        seeds: Sequence[int],
+        data: Images,
+        normalisation: Normalisation,
+        recipe: Recipe,
+        engine: Engine,
+    ) -> None:
+        self.recipe = recipe
+        self.engine = engine
+        self.steps = len(data) // recipe.batch
+        if self.steps == 0:
+            raise ValueError(f"{len(data)} training images make no batch of {recipe.batch}; choose a smaller batch")
+        on_device = data.to(engine.device)
+        with _backends(engine):
+            loss = _compiled(engine)
+            self.trainees = [
+                Trainee(_seeded(build, seed), seed, on_device, normalisation, recipe, engine, loss) for seed in seeds
+            ]
+            if engine.graphs:
+                count = engine.streams or len(seeds)
+                streams = [torch.cuda.Stream(engine.device) for _ in range(count)]  # type: ignore[no-untyped-call]
+                for k, trainee in enumerate(self.trainees):
+                    trainee.capture(streams[k % len(streams)])
+
+    def train_epoch(self, epoch: int, *, steps: int | None = None) -> list[tuple[float, float]]:
+        """Train all models for `epoch` (from 0), or its first `steps`; each one's mean loss and accuracy."""
+        steps = self.steps if steps is None else min(steps, self.steps)
+        for trainee in self.trainees:
+            trainee.begin_epoch(epoch)
+        with _backends(self.engine):
+            for _ in range(steps):
+                for trainee in self.trainees:
+                    trainee.step()
+        return [trainee.end_epoch(steps) for trainee in self.trainees]
+
+
+class Trainee:
+    """One model in training. Everything a step reads or writes keeps its address, as a graph demands."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        seed: int,
+        data: Images,
+        normalisation: Normalisation,
+        recipe: Recipe,
+        engine: Engine,
+        loss: Loss,
+    ) -> None:
+        self.seed = seed
+        self.recipe = recipe
+        self.engine = engine
+        self.data = data
+        self.model = model.to(engine.device).train()
+        if engine.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for module in self.model.modules():
+            if hasattr(module, COUNTER):
+                module.num_batches_tracked = None  # type: ignore[assignment]
+            if isinstance(module, nn.GroupNorm):
+                module.register_forward_hook(_keep_type)
+        self._loss = loss
+        self._scale, self._shift = normalisation.affine(engine.device)
+        self._steps = len(data) // recipe.batch
+        self._stream: torch.cuda.Stream | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+        used = self._steps * recipe.batch
+        self._draws = draw_epoch(seed, 0, len(data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror)
+        self._draws = type(self._draws)(*(t.to(engine.device) for t in self._draws))
+        self._rates = torch.zeros(self._steps, device=engine.device)
+        self._within = torch.arange(recipe.batch, device=engine.device)
+        self._step = torch.zeros((), dtype=torch.int64, device=engine.device)
+        self._loss_sum = torch.zeros((), device=engine.device)
+        self._right = torch.zeros((), dtype=torch.int64, device=engine.device)
+        self._rate = torch.zeros((), device=engine.device)
+        parameters = list(self.model.parameters())
+        self._optimizer = torch.optim.SGD(
+            parameters,
+            lr=self._rate,
+            momentum=recipe.momentum,
+            nesterov=recipe.nesterov and recipe.momentum > 0,
+            weight_decay=recipe.weight_decay,
+            fused=True,
+        )
+        # Zero momentum is what an optimiser starts with; made here, because a graph must not allocate it.
+        self._momentum = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            self._optimizer.state[parameter]["momentum_buffer"] = self._momentum[name]
+
+    def step(self) -> None:
+        """One step of training, as a replayed graph where there is one."""
+        if self._graph is None:
+            self._eager_step()
+            return
+        with torch.cuda.stream(self._stream):
+            self._graph.replay()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the epoch's batches and set its learning rates."""
+        recipe = self.recipe
+        used = self._steps * recipe.batch
+        draws = draw_epoch(
+            self.seed, epoch, len(self.data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror
+        )
+        rates = torch.tensor([learning_rate(recipe, epoch, k, self._steps) for k in range(self._steps)])
+        with self._on_stream():
+            for ours, drawn in zip((*self._draws, self._rates), (*draws, rates), strict=True):
+                ours.copy_(drawn)
+            for counter in (self._step, self._loss_sum, self._right):
+                counter.zero_()
+
+    def end_epoch(self, steps: int) -> tuple[float, float]:
+        """Wait for the last of `steps`; their mean loss and part of images right."""
+        with self._on_stream():
+            loss, right = float(self._loss_sum), int(self._right)
+        return loss / steps, right / (steps * self.recipe.batch)
+
+    def capture(self, stream: torch.cuda.Stream) -> None:
+        """Turn the step into a graph on `stream`; the model is afterwards what it was before."""
+        self._stream = stream
+        before = {key: value.clone() for key, value in self.state().items()}
+        stream.wait_stream(torch.cuda.current_stream(self.engine.device))
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # compiles, and lets libraries allocate what they keep
+                self._eager_step()
+                self._step.zero_()
+            self._optimizer.zero_grad(set_to_none=True)
+        stream.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            self._eager_step()
+        self.load_state(before)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a later step depends on, by name: weights, running statistics, momentum."""
+        weights = {f"weights/{key}": value for key, value in weights_of(self.model).items()}
+        return weights | {f"momentum/{key}": value for key, value in self._momentum.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
+        with torch.no_grad(), self._on_stream():
+            for name, tensor in self.state().items():
+                tensor.copy_(state[name])
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _eager_step(self) -> None:
+        where = self._step * self.recipe.batch + self._within
+        loss, right = self._loss(
+            self.model,
+            self.data.images,
+            self.data.labels,
+            *(drawn[where] for drawn in self._draws),
+            self._scale,
+            self._shift,
+            self.recipe.crop_padding,
+            self.engine,
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._rate.copy_(self._rates.take(self._step))  # not [...]: that would wait for the number
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss_sum += loss.detach()
+        self._right += right
+        self._step += 1
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self._stream):
+                yield
+
+
+def _batch_loss(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    index: Tensor,
+    move: Tensor,
+    mirror: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    padding: int,
+    engine: Engine,
+) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of the images at `index`, augmented and normalised, and how many are right."""
+    batch = images[index]
+    if padding:
+        batch = crop_and_mirror(batch, move, mirror, padding)
+    x = batch * scale + shift
+    if engine.channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=engine.precision == "bfloat16"):
+        logits = model(x)
+    target = labels[index]
+    logits = logits.float()
+    return F.cross_entropy(logits, target), (logits.detach().argmax(1) == target).sum()
+
+
+def _compiled(engine: Engine) -> Loss:
+    if engine.compile == "none":
+        return _batch_loss
+    # Here and not above: the compiler takes seconds to import.
+    from torch._inductor import list_mode_options
+
+    # Fusing reductions over rows with ones over columns fails an assertion on filter response norm (torch 2.11).
+    options: dict[str, Any] = {"triton.mix_order_reduction": False}
+    if engine.combo:
+        options["combo_kernels"] = True
+    if engine.compile != "default":
+        options |= list_mode_options(engine.compile)
+    # Parameters are inputs of the compiled code, so that one compilation serves all models.
+    return torch.compile(_batch_loss, fullgraph=True, dynamic=False, options=options)
+
+
+@contextmanager
+def _backends(engine: Engine) -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(enabled=True, benchmark=engine.autotune, deterministic=not engine.autotune, allow_tf32=False):
+        yield
+
+
+def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def _keep_type(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    """Autocast leaves the output of group norm in float32: twice the memory traffic, for nothing."""
+    return output.type_as(inputs[0])

@@ -1,0 +1,239 @@
+"""A training run: epochs, checkpoints, progress, and a record of everything that was chosen.
+
+A run lives in one folder: `checkpoint.safetensors` (all that training needs to go on), `record.json` (what
+was chosen, where it ran, what came out) and `history.csv` (loss and accuracies by epoch and seed). Starting a
+run whose folder holds a checkpoint goes on from it.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueup.atomic import write_atomically
+from trueup_lab.data.images import Images
+from trueup_lab.data.sets import SETS
+from trueup_lab.models.files import Record, shipped
+from trueup_lab.models.norms import Norm, check_norm
+from trueup_lab.models.resnet20 import GROUPS, Shortcut
+from trueup_lab.models.weights import load_weights
+from trueup_lab.training.accuracy import accuracy
+from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
+from trueup_lab.training.describe import device_name, duration
+from trueup_lab.training.engine import Engine
+from trueup_lab.training.fleet import Fleet
+from trueup_lab.training.recipes import Recipe
+
+CHECKPOINT, RECORD, HISTORY = "checkpoint.safetensors", "record.json", "history.csv"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What decides which models come out. Two runs with the same choices train the same models."""
+
+    set: str
+    norm: Norm
+    seeds: tuple[int, ...]
+    recipe: Recipe
+    shortcut: Shortcut = "projection"
+    groups: int = GROUPS
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
+        if self.set not in SETS:
+            raise ValueError(f"unknown set {self.set!r}; known: {', '.join(SETS)}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"wanted one or more different seeds, got {self.seeds}")
+
+    def record(self) -> Record:
+        """What the models will be; accuracies and training are not known yet."""
+        chosen = SETS[self.set]
+        return Record(
+            self.set,
+            self.norm,
+            channels=chosen.channels,
+            classes=chosen.classes,
+            shortcut=self.shortcut,
+            groups=self.groups,
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after an epoch."""
+
+    epoch: int
+    epochs: int
+    loss: float
+    train_accuracy: float
+    test_accuracy: float | None
+    seconds: float
+    steps: int
+    models: int
+    stopped: bool = False
+
+    def __str__(self) -> str:
+        test = "" if self.test_accuracy is None else f"  test {100 * self.test_accuracy:.2f} %"
+        each = 1000 * self.seconds / (self.steps * self.models)
+        left = (self.epochs - self.epoch) * self.seconds
+        return (
+            f"epoch {self.epoch}/{self.epochs}  loss {self.loss:.4f}"
+            f"  train {100 * self.train_accuracy:.2f} %{test}"
+            f"  {each:.2f} ms a model and step  {duration(left)} left"
+        )
+
+
+def train(
+    choices: Choices,
+    train_images: Images,
+    test_images: Images,
+    engine: Engine,
+    *,
+    out: Path | None = None,
+    time_limit: float | None = None,
+    checkpoint_every: int = 1,
+    test_every: int = 10,
+    report: Callable[[Progress], None] = lambda _: None,
+) -> dict[int, nn.Module] | None:
+    """Train the models that `choices` describe, and return them by seed, in `eval` mode.
+
+    With `out`, checkpoint there every `checkpoint_every` epochs and go on from what is there. With a
+    `time_limit` in seconds, stop with a checkpoint when another epoch might not fit, and return None.
+    """
+    began = time.monotonic()
+    recipe = choices.recipe
+    if engine.precision != choices.precision:
+        raise ValueError(f"choices say {choices.precision} but the engine computes in {engine.precision}")
+    if time_limit is not None and out is None:
+        raise ValueError("a time limit needs a folder to leave the checkpoint in; give out")
+    first, history, states = 0, list[dict[str, Any]](), dict[str, Tensor]()
+    if out is not None and (out / CHECKPOINT).exists():
+        first, history, states = _read_checkpoint(out / CHECKPOINT, choices)
+    normalisation = SETS[choices.set].normalisation
+    fleet = Fleet(choices.record().build, choices.seeds, train_images, normalisation, recipe, engine)
+    if states:
+        for trainee in fleet.trainees:
+            trainee.load_state(_below(f"{trainee.seed}/", states))
+    test = test_images.to(engine.device)
+
+    slowest = 0.0
+    for epoch in range(first, recipe.epochs):
+        started = time.monotonic()
+        results = fleet.train_epoch(epoch)
+        seconds = time.monotonic() - started
+        done = epoch + 1
+        last = done == recipe.epochs
+        tested: list[float | None] = [None] * len(results)
+        if last or done % test_every == 0:
+            tested = [accuracy(t.model, test, normalisation) for t in fleet.trainees]
+        for seed, (loss, right), test_right in zip(choices.seeds, results, tested, strict=True):
+            row = {"epoch": done, "seed": seed, "loss": loss, "train": right, "test": test_right}
+            history.append(row)
+        slowest = max(slowest, time.monotonic() - started)
+        spent = time.monotonic() - began
+        # Twice the slowest epoch, because the next may be slower and the checkpoint takes a moment.
+        stop = not last and time_limit is not None and spent + 2 * slowest + 2 > time_limit
+        if out is not None and (last or stop or done % checkpoint_every == 0):
+            _save(out, choices, engine, fleet, done, history)
+        means = [sum(values) / len(values) for values in zip(*results, strict=True)]
+        mean_test = None if tested[0] is None else sum(t for t in tested if t is not None) / len(tested)
+        report(Progress(done, recipe.epochs, means[0], means[1], mean_test, seconds, fleet.steps, len(results), stop))
+        if stop:
+            return None
+    models = {trainee.seed: _finished(choices, trainee.state()) for trainee in fleet.trainees}
+    if out is not None:
+        accuracies = {seed: accuracy(model.to(engine.device), test, normalisation) for seed, model in models.items()}
+        _save(out, choices, engine, fleet, recipe.epochs, history, accuracies)
+    return {seed: model.cpu() for seed, model in models.items()}
+
+
+def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str, Any]]:
+    """A finished run from its folder: the choices, the weights by seed in float32, and the record."""
+    if not (out / CHECKPOINT).exists():
+        raise FileNotFoundError(f"no training run at {out}: {out / CHECKPOINT} is missing")
+    tensors, facts = load_checkpoint(out / CHECKPOINT)
+    choices = _choices(facts["choices"])
+    if facts["epoch"] != choices.recipe.epochs:
+        raise ValueError(
+            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; train it to the end"
+        )
+    record = json.loads((out / RECORD).read_text())
+    if untested := [seed for seed in choices.seeds if str(seed) not in record["test_accuracy"]]:
+        raise ValueError(f"the run at {out} has no test accuracy of seeds {untested}; the same train command adds it")
+    return choices, {seed: _below(f"{seed}/weights/", tensors) for seed in choices.seeds}, record
+
+
+def _finished(choices: Choices, state: dict[str, Tensor]) -> nn.Module:
+    """A model as it is published, from the state of training."""
+    weights = {key: value.cpu() for key, value in _below("weights/", state).items()}
+    return load_weights(choices.record().build(), shipped(weights)).eval()
+
+
+def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[dict[str, Any]], dict[str, Tensor]]:
+    """The epoch, the history and the tensors of a run that was made by the same choices; else refused."""
+    tensors, facts = load_checkpoint(path)
+    there, wanted = _flat(facts["choices"]), _flat(_plain(choices))
+    different = [f"{k} {there.get(k)} there, {wanted[k]} asked for" for k in wanted if there.get(k) != wanted[k]]
+    if different:
+        raise ValueError(f"{path} is of another run: {'; '.join(different)}. Choose another folder")
+    return facts["epoch"], facts["history"], tensors
+
+
+def _save(
+    out: Path,
+    choices: Choices,
+    engine: Engine,
+    fleet: Fleet,
+    epoch: int,
+    history: list[dict[str, Any]],
+    accuracies: dict[int, float] | None = None,
+) -> None:
+    tensors = {f"{t.seed}/{key}": value for t in fleet.trainees for key, value in t.state().items()}
+    facts = {"choices": _plain(choices), "epoch": epoch, "history": history}
+    save_checkpoint(out / CHECKPOINT, tensors, facts)
+    record = {
+        "choices": _plain(choices),
+        "engine": dataclasses.asdict(engine),
+        "epoch": epoch,
+        "device": device_name(engine.device),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "test_accuracy": {str(seed): value for seed, value in (accuracies or {}).items()},
+    }
+    write_atomically(out / RECORD, (json.dumps(record, indent=1) + "\n").encode())
+    table = io.StringIO()
+    writer = csv.DictWriter(table, ["epoch", "seed", "loss", "train", "test"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(history)
+    write_atomically(out / HISTORY, table.getvalue().encode())
+
+
+def _plain(choices: Choices) -> dict[str, Any]:
+    """The choices as JSON gives them back."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(choices)))
+    return plain
+
+
+def _choices(plain: dict[str, Any]) -> Choices:
+    recipe = Recipe(**{**plain["recipe"], "decay_after": tuple(plain["recipe"]["decay_after"])})
+    return Choices(**{**plain, "seeds": tuple(plain["seeds"]), "recipe": recipe})
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _flat(plain: dict[str, Any]) -> dict[str, Any]:
+    recipe: dict[str, Any] = plain["recipe"]
+    return {key: value for key, value in plain.items() if key != "recipe"} | recipe

@@ -1,0 +1,53 @@
+"""`trueup train`, as a user calls it."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from trueup.cli import app
+from trueup_lab.data import digits
+from trueup_lab.data.sets import SETS, ImageSet
+
+
+@pytest.fixture
+def few_digits(monkeypatch):
+    few = ImageSet("digits", lambda split, _: digits.load(split).first(16), channels=1)
+    monkeypatch.setitem(SETS, "digits", few)
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["train", "--device", "cpu", *map(str, arguments)])
+
+
+def test_it_trains_the_seeds_it_is_given_and_says_how_it_goes(few_digits, tmp_path):
+    result = call("--set", "digits", "--seeds", "0,2", "--epochs", 2, "--batch", 8, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "epoch 2/2  loss" in result.output
+    assert "ms a model and step" in result.output
+    assert "trained 2 models" in result.output
+    assert (tmp_path / "digits-bn" / "record.json").exists()
+
+
+def test_a_time_limit_ends_well_and_the_same_command_goes_on(few_digits, tmp_path):
+    arguments = ("--set", "digits", "--norm", "gn", "--epochs", 2, "--batch", 8, "--out", tmp_path)
+    stopped = call(*arguments, "--time-limit", 0.01)
+    assert stopped.exit_code == 0
+    assert "the same command goes on" in stopped.output
+    assert "epoch 2/2" in call(*arguments).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "svhn"), "unknown set 'svhn'; known: mnist, cifar10, imagenet, digits"),
+        (("--set", "digits", "--norm", "ln"), "unknown norm 'ln'; known: bn"),
+        (("--set", "digits", "--seeds", "a-b"), "wanted seeds as in 0-9"),
+        (("--set", "mnist", "--data", "nowhere"), "trueup data get mnist"),
+    ],
+)
+def test_mistakes_are_answered_in_a_sentence(arguments, message, tmp_path):
+    result = call(*arguments, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+    assert "Traceback" not in result.output

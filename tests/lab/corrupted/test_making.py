@@ -1,0 +1,182 @@
+"""Making a set: whole files only, resumed where it stopped, mended where it broke."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from trueup_lab.data.corrupted import load
+from trueup_lab.data.corrupted.make import make
+from trueup_lab.data.corruptions import GENERATOR, corrupt
+
+MODULE = "trueup_lab.data.corrupted.make"
+SOME = ["brightness", "contrast"]
+
+
+def manifest(root, folder="CIFAR-10-C"):
+    return json.loads((root / folder / "trueup-manifest.json").read_text())["files"]
+
+
+def test_a_made_set_has_the_published_layout_and_reads_back(small_root):
+    told = []
+    written = make("cifar10-c", root=small_root, only=SOME, progress=lambda *news: told.append(news))
+    assert written == ["brightness.npy", "contrast.npy", "labels.npy"]
+    assert told[-1] == ("labels.npy", 60, 60)
+    images = np.load(small_root / "CIFAR-10-C" / "contrast.npy")
+    assert images.shape == (60, 32, 32, 3)
+    assert np.load(small_root / "CIFAR-10-C" / "labels.npy").shape == (60,)
+    found = load("cifar10-c", "contrast", 4, root=small_root)
+    assert found.origin == "generated"
+    shutil.rmtree(small_root / "CIFAR-10-C")
+    assert torch.equal(found.images, load("cifar10-c", "contrast", 4, root=small_root).images)
+    assert found.labels.tolist() == [k % 10 for k in range(12)]
+
+
+def test_the_manifest_says_how_a_file_was_made(small_root):
+    make("mnist-c", root=small_root, only=["shear"], seed=3)
+    entry = manifest(small_root, "MNIST-C")["shear/test_images.npy"]
+    assert entry["seed"] == 3
+    assert entry["generator"] == GENERATOR
+    assert entry["constants"] == [[0.4]]
+    assert np.load(small_root / "MNIST-C" / "shear" / "test_images.npy").shape == (12, 28, 28, 1)
+
+
+def test_what_is_whole_is_not_made_again(small_root):
+    make("cifar10-c", root=small_root, only=SOME)
+    assert make("cifar10-c", root=small_root, only=SOME) == []
+    assert make("cifar10-c", root=small_root, only=["contrast", "saturate"]) == ["saturate.npy"]
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "gone"])
+def test_what_is_broken_is_mended(small_root, harm):
+    make("cifar10-c", root=small_root, only=SOME)
+    path = small_root / "CIFAR-10-C" / "contrast.npy"
+    whole = path.read_bytes()
+    if harm == "cut":
+        path.write_bytes(whole[:-100])
+    elif harm == "flipped":
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    else:
+        path.unlink()
+    assert make("cifar10-c", root=small_root, only=SOME) == ["contrast.npy"]
+    assert path.read_bytes() == whole
+
+
+def test_another_seed_or_generator_makes_it_again(small_root, monkeypatch):
+    make("cifar10-c", root=small_root, only=["contrast"])
+    assert "contrast.npy" in make("cifar10-c", root=small_root, only=["contrast"], seed=1)
+    monkeypatch.setattr(f"{MODULE}.GENERATOR", GENERATOR + 1)
+    assert "contrast.npy" in make("cifar10-c", root=small_root, only=["contrast"], seed=1)
+
+
+def test_published_files_are_never_touched(small_root):
+    top = small_root / "CIFAR-10-C"
+    top.mkdir()
+    np.save(top / "contrast.npy", np.zeros((60, 32, 32, 3), dtype=np.uint8))
+    before = (top / "contrast.npy").read_bytes()
+    assert make("cifar10-c", root=small_root, only=SOME) == ["brightness.npy", "labels.npy"]
+    assert (top / "contrast.npy").read_bytes() == before
+    assert load("cifar10-c", "contrast", 1, root=small_root).origin == "published"
+    assert load("cifar10-c", "brightness", 1, root=small_root).origin == "generated"
+
+
+def test_a_full_disk_is_said_before_it_is_full(small_root, monkeypatch):
+    usage = shutil.disk_usage(small_root)
+    monkeypatch.setattr(f"{MODULE}.shutil.disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(OSError, match=r"0 MB left.*run the same command again"):
+        make("cifar10-c", root=small_root, only=SOME)
+
+
+@pytest.mark.parametrize("stop", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_stop_in_the_middle_leaves_no_half_file_and_is_resumed(small_root, monkeypatch, stop):
+    calls = []
+
+    def failing(images, name, severity, **options):
+        calls.append((name, severity))
+        if (name, severity) == ("contrast", 3):
+            raise stop
+        return corrupt(images, name, severity, **options)
+
+    monkeypatch.setattr(f"{MODULE}.corrupt", failing)
+    with pytest.raises(type(stop)):
+        make("cifar10-c", root=small_root, only=SOME)
+    top = small_root / "CIFAR-10-C"
+    assert sorted(path.name for path in top.iterdir()) == ["brightness.npy", "trueup-manifest.json"]
+    monkeypatch.setattr(f"{MODULE}.corrupt", corrupt)
+    assert make("cifar10-c", root=small_root, only=SOME) == ["contrast.npy", "labels.npy"]
+
+
+def test_a_process_killed_before_it_lists_a_file_does_not_make_it_published(small_root, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{MODULE}.changed", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make("cifar10-c", root=small_root, only=["contrast"])
+    monkeypatch.undo()
+    assert (small_root / "CIFAR-10-C" / "contrast.npy").exists()
+    assert make("cifar10-c", root=small_root, only=["contrast"]) == ["contrast.npy", "labels.npy"]
+    assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
+
+
+def test_what_a_killed_process_leaves_is_mended(small_root):
+    """Half a file under another name, and a file that is listed without a checksum."""
+    make("cifar10-c", root=small_root, only=SOME)
+    top = small_root / "CIFAR-10-C"
+    content = json.loads((top / "trueup-manifest.json").read_text())
+    content["files"]["contrast.npy"].update(sha256="", bytes=0)
+    (top / "trueup-manifest.json").write_text(json.dumps(content))
+    (top / ".contrast.npy.part").write_bytes(b"half")
+    assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
+    assert make("cifar10-c", root=small_root, only=SOME) == ["contrast.npy"]
+    assert not (top / ".contrast.npy.part").exists()
+    assert make("cifar10-c", root=small_root, only=SOME) == []
+
+
+def test_imagenet_c_is_resumed_image_by_image(small_root):
+    unit = small_root / "ImageNet-C" / "weather" / "fog" / "3"
+    assert make("imagenet-c", root=small_root, only=["fog"], severities=[3]) == ["weather/fog/3"]
+    files = sorted(unit.glob("*/*.JPEG"))
+    assert len(files) == 4
+    assert make("imagenet-c", root=small_root, only=["fog"], severities=[3]) == []
+    whole = files[1].read_bytes()
+    kept = files[0].stat().st_mtime_ns
+    files[1].unlink()
+    assert make("imagenet-c", root=small_root, only=["fog"], severities=[3]) == ["weather/fog/3"]
+    assert files[1].read_bytes() == whole
+    assert files[0].stat().st_mtime_ns == kept
+    assert not (unit / ".unfinished").exists()
+
+
+def test_an_unknown_corruption_or_a_foreign_manifest_is_refused(small_root):
+    with pytest.raises(ValueError, match="'sheer' is no corruption of mnist-c"):
+        make("mnist-c", root=small_root, only=["sheer"])
+    top = small_root / "MNIST-C"
+    top.mkdir(exist_ok=True)
+    (top / "trueup-manifest.json").write_text("[]")
+    with pytest.raises(ValueError, match="no manifest of ours"):
+        make("mnist-c", root=small_root)
+
+
+def test_the_command_line_makes_and_shows(small_root):
+    testing = pytest.importorskip("typer.testing")
+    from trueup.cli import app
+
+    run = testing.CliRunner()
+    made = run.invoke(app, ["data", "make", "mnist-c", "--only", "stripe", "--data", str(small_root)])
+    assert made.exit_code == 0, made.output
+    assert "2 made" in made.output
+    again = run.invoke(app, ["data", "make", "mnist-c", "--only", "stripe", "--data", str(small_root)])
+    assert "nothing to make" in again.output
+    out = small_root / "sheet.png"
+    shown = run.invoke(app, ["data", "show", "mnist-c", "--count", "2", "--data", str(small_root), "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert out.read_bytes().startswith(b"\x89PNG")
+    wrong = run.invoke(app, ["data", "make", "mnistc", "--data", str(small_root)])
+    assert wrong.exit_code == 2
+    assert "mnist-c" in wrong.output

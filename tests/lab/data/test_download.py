@@ -1,0 +1,253 @@
+"""Downloads, from a server that cuts connections, lies and attacks."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from trueup.cli import app
+from trueup_lab.data import download
+from trueup_lab.data.corrupted.manifest import Made, Manifest
+from trueup_lab.data.download import REMOTES, DownloadError, Remote, fetch, get, unpack
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`; cuts the connection after `cut` bytes while `cut` is set; notes ranges asked for."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.cut: int | None = None
+        self.ranges: list[str | None] = []
+        self.resumes = True
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{name}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self):
+        wanted = self.headers.get("Range")
+        self.server.ranges.append(wanted)
+        content = self.server.files.get(self.path.lstrip("/"))
+        if content is None:
+            self.send_error(404)
+            return
+        start = 0
+        if wanted and self.server.resumes:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                self.send_error(416)
+                return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(content[start : self.server.cut])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+CONTENT = bytes(range(256)) * 1000
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+def test_a_file_arrives_whole_and_its_progress_is_told(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+    told = []
+    fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5, report=lambda *what: told.append(what))
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert told[0] == ("a.bin", 0, len(CONTENT))
+    assert told[-1] == ("a.bin", len(CONTENT), len(CONTENT))
+
+
+def test_an_interrupted_transfer_goes_on_where_it_stopped(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+    server.cut = 100_000
+    with pytest.raises(DownloadError, match=r"could not get http.* the same command goes on from there"):
+        fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
+    assert not (tmp_path / "a.bin").exists()
+    server.cut = None
+    fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=100000-"]
+
+
+def test_a_server_that_cannot_resume_starts_again(server, tmp_path):
+    server.files["a.bin"], server.resumes = CONTENT, False
+    (tmp_path / "a.bin.part").write_bytes(b"something old")
+    fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_a_transfer_that_was_complete_is_not_repeated(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+    (tmp_path / "a.bin.part").write_bytes(CONTENT)
+    fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_a_file_with_another_checksum_is_refused_and_not_kept(server, tmp_path):
+    server.files["a.bin"] = b"not what was published"
+    with pytest.raises(DownloadError, match=f"published is {MD5}"):
+        fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_there_says_so(server, tmp_path):
+    with pytest.raises(DownloadError, match="404"):
+        fetch(server.url("none"), tmp_path / "none", md5=MD5)
+
+
+def tar_of(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo(name)
+        member.size, member.type, member.linkname = (4 if kind == tarfile.REGTYPE else 0), kind, link
+        tar.addfile(member, io.BytesIO(b"evil"))
+    return buffer.getvalue()
+
+
+def zip_of(**files: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        for name, content in files.items():
+            packed.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("up.tar", tar_of("../evil")),
+        ("link.tar", tar_of("link", tarfile.SYMTYPE, "/etc/passwd")),
+        ("up.zip", zip_of(**{"ok": "", "../evil": "evil"})),
+        ("absolute.zip", zip_of(**{"/evil": "evil"})),
+        ("deep.zip", zip_of(**{"a/../../evil": "evil"})),
+        ("drive.zip", zip_of(**{"C:/evil": "evil"})),
+    ],
+)
+def test_archives_that_reach_outside_their_folder_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DownloadError, match="was not unpacked"):
+        unpack(tmp_path / name, tmp_path / "into")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_folder_around_a_zips_contents_is_left_out_if_it_is_the_sets_name(tmp_path):
+    (tmp_path / "a.zip").write_bytes(zip_of(**{"mnist_c/fog/x.npy": "1", "mnist_c/zigzag/x.npy": "2"}))
+    unpack(tmp_path / "a.zip", tmp_path / "MNIST-C")
+    assert (tmp_path / "MNIST-C" / "zigzag" / "x.npy").read_text() == "2"
+    unpack(tmp_path / "a.zip", tmp_path / "other")
+    assert (tmp_path / "other" / "mnist_c" / "fog" / "x.npy").exists()
+
+
+def test_an_archive_that_breaks_off_leaves_nothing_behind(tmp_path):
+    whole = zip_of(**{"a/first": "1", "a/second": "2"})
+    damaged = whole.replace(b"second2", b"second3")  # the content no longer fits its checksum
+    (tmp_path / "a.zip").write_bytes(damaged)
+    with pytest.raises(zipfile.BadZipFile):
+        unpack(tmp_path / "a.zip", tmp_path / "into")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_unpacking_adds_to_a_folder_that_is_there(tmp_path):
+    (tmp_path / "into" / "a").mkdir(parents=True)
+    (tmp_path / "into" / "a" / "old").write_text("old")
+    (tmp_path / "a.zip").write_bytes(zip_of(**{"a/new": "new", "__MACOSX/a/._new": "junk"}))
+    unpack(tmp_path / "a.zip", tmp_path / "into")
+    assert {path.name for path in (tmp_path / "into" / "a").iterdir()} == {"old", "new"}
+    assert not (tmp_path / "into" / "__MACOSX").exists()
+
+
+def test_an_unknown_kind_of_archive_is_refused(tmp_path):
+    with pytest.raises(DownloadError, match="no archive that can be unpacked"):
+        unpack(tmp_path / "a.rar", tmp_path)
+
+
+@pytest.fixture
+def small_set(server, monkeypatch):
+    """A set of one tar and one packed file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        member = tarfile.TarInfo("set/batch")
+        member.size = 5
+        tar.addfile(member, io.BytesIO(b"batch"))
+    server.files = {"set.tar.gz": buffer.getvalue(), "labels.gz": gzip.compress(b"labels")}
+    made = {"set.tar.gz": ("", ("set/batch",)), "labels.gz": ("set", ("set/labels",))}
+    remotes = tuple(
+        Remote(server.url(name), hashlib.md5(content).hexdigest(), *made[name])
+        for name, content in server.files.items()
+    )
+    monkeypatch.setitem(REMOTES, "small", remotes)
+
+
+def test_a_set_is_downloaded_once_and_then_used(server, small_set, tmp_path):
+    paths = get("small", tmp_path)
+    assert [path.read_bytes() for path in paths] == [b"batch", b"labels"]
+    assert list((tmp_path / ".downloads").iterdir()) == []
+    asked = len(server.ranges)
+    assert get("small", tmp_path) == paths
+    assert len(server.ranges) == asked
+
+
+def test_a_set_that_was_made_here_is_not_taken_for_the_published_one(small_set, tmp_path):
+    get("small", tmp_path)
+    manifest = Manifest.read(tmp_path / "set")
+    get("small", tmp_path)
+    manifest.files["batch"] = Made("", 5, 1, 0, [])
+    manifest.write()
+    with pytest.raises(DownloadError, match="move it away to have the published ones"):
+        get("small", tmp_path)
+
+
+def test_the_command_gets_a_set_and_answers_mistakes_in_a_sentence(server, small_set, tmp_path):
+    result = CliRunner().invoke(app, ["data", "get", "small", "--data", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert f"small is at {tmp_path}/set" in result.output
+    unknown = CliRunner().invoke(app, ["data", "get", "svhn", "--data", str(tmp_path)])
+    assert unknown.exit_code == 2
+    assert "no published source of 'svhn' is known; known: mnist, cifar10" in unknown.output
+
+
+def test_an_archive_without_what_it_should_hold_is_reported(server, small_set, tmp_path, monkeypatch):
+    first = REMOTES["small"][0]
+    monkeypatch.setitem(REMOTES, "small", (Remote(first.url, first.md5, "", ("set/other",)),))
+    with pytest.raises(DownloadError, match="has no set/other"):
+        get("small", tmp_path)
+
+
+def test_every_published_file_has_a_checksum_and_comes_over_https():
+    for remote in (remote for remotes in REMOTES.values() for remote in remotes):
+        assert remote.url.startswith("https://")
+        assert len(remote.md5) == 32
+        int(remote.md5, 16)
+        assert remote.makes
+    assert download.REMOTES is REMOTES
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_sets_that_are_there_are_left_alone(name, data_path):
+    paths = get(name, data_path("MNIST").parent)
+    assert all(path.exists() for path in paths)

@@ -1,0 +1,96 @@
+"""Models in files, and the ones that come with the package."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trueup_lab import models
+from trueup_lab.data.sets import SETS
+from trueup_lab.models import Record, ResNet20, read_models, read_record, save_models, zoo
+from trueup_lab.models.weights import weights_of
+
+RECORD = Record("mnist", "gn", channels=1, groups=4, accuracy={3: 0.5, 8: 0.25}, training={"recipe": {"a": 1}})
+
+
+def some_weights(record, seeds):
+    return {seed: weights_of(record.build()) for seed in seeds}
+
+
+def test_models_come_back_as_they_were_but_for_rounding(tmp_path):
+    weights = some_weights(RECORD, (3, 8))
+    save_models(tmp_path / "m.safetensors", weights, RECORD)
+    assert read_record(tmp_path / "m.safetensors") == RECORD
+    back = read_models(tmp_path / "m.safetensors")
+    assert list(back) == [3, 8]
+    for seed, model in back.items():
+        assert not model.training
+        assert model.bn1.num_groups == 4
+        for key, value in weights_of(model).items():
+            assert value.dtype == torch.float32
+            want = weights[seed][key]
+            assert torch.equal(value, want.half().float() if want.dim() > 1 else want), key
+
+
+def test_batch_norms_statistics_survive_outside_the_range_of_float16(tmp_path):
+    record = Record("mnist", "bn", channels=1)
+    weights = some_weights(record, (0,))
+    weights[0]["bn1.running_var"] = torch.full((16,), 1e6)
+    save_models(tmp_path / "m.safetensors", weights, record)
+    assert read_models(tmp_path / "m.safetensors")[0].bn1.running_var[0] == 1e6
+
+
+def test_other_files_and_other_formats_are_refused(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match="holds no models of trueup"):
+        read_record(path)
+    save_file({"a": torch.ones(1)}, path, {"trueup": json.dumps({"format": 99, "kind": "models"})})
+    with pytest.raises(ValueError, match="is in format 99"):
+        read_models(path)
+
+
+def test_a_model_of_the_zoo_loads_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(zoo, "FOLDER", tmp_path)
+    weights = some_weights(RECORD, (3,))
+    save_models(tmp_path / f"{RECORD.name}.safetensors", weights, RECORD)
+    assert models.names() == ("resnet20-gn-mnist",)
+    model = models.load("resnet20-gn-mnist")
+    assert isinstance(model, ResNet20)
+    assert models.record("resnet20-gn-mnist") == RECORD
+
+
+@pytest.mark.parametrize("name", ["resnet20-ln-mnist", "../resnet20-gn-mnist"])
+def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(zoo, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match="known: none; this installation"):
+        models.load(name)
+    save_models(tmp_path / "resnet20-gn-mnist.safetensors", some_weights(RECORD, (3,)), RECORD)
+    with pytest.raises(ValueError, match=r"no model called .* known: resnet20-gn-mnist"):
+        models.load(name)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_of_the_zoo_is_small_and_says_what_it_is(name):
+    record = models.record(name)
+    assert record.name == name
+    assert len(record.accuracy) == 1
+    assert record.training["recipe"]["epochs"] > 0
+    assert (zoo.FOLDER / f"{name}.safetensors").stat().st_size < 600_000
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", [n for n in models.names() if not n.endswith("digits")])
+def test_every_model_of_the_zoo_is_as_accurate_as_its_record(name, data_path):
+    record = models.record(name)
+    data_path({"mnist": "MNIST", "cifar10": "cifar-10-batches-py"}[record.set])
+    test = SETS[record.set].load("test").first(1000)
+    with torch.inference_mode():
+        logits = models.load(name)(SETS[record.set].normalisation(test.images))
+    (accuracy,) = record.accuracy.values()
+    right = float((logits.argmax(1) == test.labels).double().mean())
+    # A thousand of ten thousand: three standard deviations of such a sample.
+    assert abs(right - accuracy) <= 3 * (accuracy * (1 - accuracy) / 1000) ** 0.5 + 1e-9

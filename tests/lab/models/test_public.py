@@ -1,0 +1,58 @@
+"""Published checkpoints load and are as accurate as they are known to be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trueup_lab.data import cifar10
+from trueup_lab.data.imagenet import ImageFolder
+from trueup_lab.data.images import IMAGENET
+from trueup_lab.models import ResNet50, load_public
+
+
+@pytest.mark.data
+def test_the_public_cifar10_resnet20_is_right_on_915_of_the_first_1000(data_path):
+    model = load_public(data_path("weights", "resnet20_cifar10_bn_public.safetensors"))
+    data_path("cifar-10-batches-py", "test_batch")
+    test = cifar10.load("test").first(1000)
+    with torch.inference_mode():
+        right = model(IMAGENET(test.images)).argmax(1) == test.labels
+    assert int(right.sum()) == 915
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_the_public_resnet50_is_right_on_742_of_1000_validation_images(data_path):
+    model = load_public(data_path("weights", "resnet50_v1_imagenet_bn.safetensors"))
+    folder = ImageFolder(data_path("imagenet_val_1k", "val"))
+    right = 0
+    with torch.inference_mode():
+        for batch in folder.batches(50):
+            right += int((model(IMAGENET(batch.images)).argmax(1) == batch.labels).sum())
+    assert abs(right - 742) <= 1  # decoding JPEG differs by a grey level between versions of Pillow
+
+
+@pytest.mark.data
+def test_the_public_resnet50_knows_most_of_the_first_twenty(data_path):
+    model = load_public(data_path("weights", "resnet50_v1_imagenet_bn.safetensors"))
+    batch = next(ImageFolder(data_path("imagenet_val_1k", "val")).batches(20))
+    with torch.inference_mode():
+        right = model(IMAGENET(batch.images)).argmax(1) == batch.labels
+    assert int(right.sum()) >= 14
+
+
+def test_a_file_of_another_network_is_refused_with_its_keys(tmp_path):
+    save_file({"features.0.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"neither .* first keys are features.0.weight"):
+        load_public(tmp_path / "other.safetensors")
+
+
+def test_a_resnet50_with_another_norm_says_which_in_its_metadata(tmp_path):
+    model = ResNet50("gn", classes=3)
+    weights = {key: value.half() for key, value in model.state_dict().items()}
+    save_file(weights, tmp_path / "gn.safetensors", metadata={"norm": "gn"})
+    found = load_public(tmp_path / "gn.safetensors")
+    assert isinstance(found.bn1, torch.nn.GroupNorm)
+    assert found.fc.weight.equal(model.fc.weight.half().float())

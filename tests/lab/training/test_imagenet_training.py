@@ -1,0 +1,117 @@
+"""ImageNet training on one process and on two, on made-up JPEGs in its folder layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from trueup_lab.data.imagenet import ImageFolder
+from trueup_lab.data.root import MissingDataError
+from trueup_lab.training.checkpoint import load_checkpoint
+from trueup_lab.training.imagenet import Choices, train_imagenet
+from trueup_lab.training.recipes import Recipe
+
+RECIPE = Recipe(epochs=2, decay_after=(1,), batch=4, rate=0.001)
+
+
+@pytest.fixture
+def root(tmp_path):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 5), ("val", 3)):
+        for synset in ("n01", "n02"):
+            folder = tmp_path / "imagenet" / split / synset
+            folder.mkdir(parents=True)
+            for k in range(count):
+                pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{k}.JPEG")
+    return tmp_path
+
+
+def command(root, out, *extra):
+    return [
+        *(
+            "-m",
+            "trueup",
+            "train",
+            "--set",
+            "imagenet",
+            "--norm",
+            "gn",
+            "--data",
+            str(root),
+            "--out",
+            str(out),
+        ),
+        *("--epochs", "2", "--batch", "4", "--rate", "0.001", "--warmup-epochs", "0", "--image-size", "32"),
+        *("--workers", "0", "--device", "cpu", *extra),
+    ]
+
+
+def test_two_processes_train_what_one_trains(root, tmp_path):
+    # Group norm, so that nothing but the order of sums depends on how a batch is shared out.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*run, *command(root, tmp_path / "two")], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epoch ") == 2  # one process speaks
+    recipe = Recipe(epochs=2, decay_after=(0, 1, 1), batch=4, rate=0.001)
+    assert train_imagenet(Choices("gn", 0, recipe, size=32), tmp_path / "one", data=root, device="cpu", workers=0)
+    one, facts = load_checkpoint(tmp_path / "one" / "checkpoint.safetensors")
+    two, facts_of_two = load_checkpoint(tmp_path / "two" / "imagenet-gn" / "checkpoint.safetensors")
+    assert facts["choices"] == facts_of_two["choices"]
+    assert facts["history"][-1] == pytest.approx(facts_of_two["history"][-1], rel=1e-3)
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4)
+    record = json.loads((tmp_path / "two" / "imagenet-gn" / "record.json").read_text())
+    assert record["processes"] == 2
+
+
+def test_a_run_stopped_by_its_time_limit_goes_on_bit_for_bit(root, tmp_path):
+    choices = Choices("bn", 1, RECIPE, size=32)
+    options = {"data": root, "device": "cpu", "workers": 0}
+    assert train_imagenet(choices, tmp_path / "whole", **options)
+    assert not train_imagenet(choices, tmp_path / "parts", time_limit=0, **options)
+    assert train_imagenet(choices, tmp_path / "parts", **options)
+    whole, parts = (load_checkpoint(tmp_path / n / "checkpoint.safetensors") for n in ("whole", "parts"))
+    assert whole[1] == parts[1]
+    for key, value in whole[0].items():
+        assert torch.equal(value, parts[0][key]), key
+
+
+def test_every_epoch_sees_the_images_in_another_order_and_each_at_most_once(root, tmp_path, monkeypatch):
+    seen = []
+    read = ImageFolder.__getitem__
+
+    def note(folder, index):
+        if folder.crop.random:
+            seen.append(index)
+        return read(folder, index)
+
+    monkeypatch.setattr(ImageFolder, "__getitem__", note)
+    train_imagenet(Choices("gn", 0, RECIPE, size=32), tmp_path / "run", data=root, device="cpu", workers=0)
+    first, second = seen[:8], seen[8:]  # two batches of four an epoch
+    assert len(set(first)) == len(set(second)) == 8
+    assert first != second
+
+
+def test_the_checkpoint_of_another_run_is_refused(root, tmp_path):
+    options = {"data": root, "device": "cpu", "workers": 0}
+    one_epoch = Recipe(epochs=1, decay_after=(), batch=4)
+    train_imagenet(Choices("gn", 0, one_epoch, size=32), tmp_path / "run", **options)
+    with pytest.raises(ValueError, match="of another run"):
+        train_imagenet(Choices("gn", 1, one_epoch, size=32), tmp_path / "run", **options)
+
+
+def test_missing_images_name_the_folder(tmp_path):
+    with pytest.raises(MissingDataError, match=r"imagenet/train/<synset>"):
+        train_imagenet(Choices("gn", 0, RECIPE), tmp_path, data=tmp_path, device="cpu")
