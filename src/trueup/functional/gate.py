@@ -1,15 +1,15 @@
-"""The mathematics of the gate: how unusual a whole image is, and how far it is opened to correction.
+"""The mathematics of the gate: how unusual a whole image is, and how much of the correction it gets.
 
-Pure functions on tensors, in float64. What an image's channels look like at a few norms are its *features*
-`(images, d)`. A `Gate` is fitted to those of clean images: each feature becomes a normal score by its own quantiles,
-and the scores together one squared distance, in which features that say the same count once. The fit is made on every
-second image. The others stand for all clean images to come: the share of them that is as far away, made continuous, is
-an image's p-value, and of new clean images no more than a share α has one of α or less.
+All in float64. An image's *features* `(images, d)` describe its channels at a few norms. A `Gate` is fitted to the
+features of clean images: quantiles turn each feature into a normal score, and a whitened squared distance combines the
+scores, so that features that repeat each other count once. Half of the clean images fit the gate. The other half ranks:
+an image's p-value is the share of held-out images that are at least as far away, made continuous. Of new clean images,
+at most a share α has a p-value of α or less.
 
 >>> clean = torch.randn(400, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 >>> gate = fit(clean)
 >>> p = gate.p_values(torch.tensor([[0.1, 0.2, -0.3], [9.0, 9.0, 9.0]], dtype=torch.float64))
->>> openness(p, 0.02)
+>>> gate_values(p, budget=0.02, ramp=20)
 tensor([0., 1.], dtype=torch.float64)
 """
 
@@ -21,35 +21,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Gate", "features", "fit", "normal_scores", "openness", "shrinkage"]
+__all__ = ["Gate", "features", "fit", "gate_values", "normal_scores", "shrinkage"]
 
-RAMP = 20  # an image is opened fully at a p-value of the budget, and not at all from this many times it
-KNOTS = 65  # at which a feature's quantiles are known
-TAIL = 0.98  # scores go on beyond the last knot as they went from the middle to this quantile
+KNOTS = 65  # quantiles kept per feature
+TAIL = 0.98  # beyond the last knot, scores continue with the slope between the median and this quantile
 
 
 class Gate(NamedTuple):
-    """What clean images' features are like. Made by `fit`."""
+    """Distribution of clean images' features, made by `fit`."""
 
-    knots: Tensor  # (d, KNOTS): a feature's quantiles, at even steps of the normal score
-    tails: Tensor  # (2, d): how much of a feature is one step of the score, above the last knot and below the first
-    top: Tensor  # (): the score at the last knot; that at the first is the opposite
-    centre: Tensor  # (d,): the mean of the scores
-    whiten: Tensor  # (d, d): makes scores uncorrelated, each of variance 1
-    held: Tensor  # (n,): ascending, what `scores` says of clean images that the fit has not seen
+    knots: Tensor  # (d, KNOTS): quantiles of each feature, at even steps of the normal score
+    tails: Tensor  # (2, d): feature change per unit of score, above the last knot and below the first
+    top: Tensor  # (): score at the last knot; the first knot has the opposite score
+    centre: Tensor  # (d,): mean of the scores
+    whiten: Tensor  # (d, d): matrix that makes the scores uncorrelated with variance 1
+    held: Tensor  # (n,): `scores` of the held-out clean images, ascending
 
     def scores(self, features: Tensor) -> Tensor:
-        """How far images are from clean ones `(images,)`: the mean square of their whitened normal scores."""
+        """Distance of images from clean ones `(images,)`: the mean square of their whitened normal scores."""
         return (
             ((normal_scores(features, self.knots, self.tails, self.top) - self.centre) @ self.whiten).square().mean(1)
         )
 
     def p_values(self, features: Tensor) -> Tensor:
-        """The share of clean images, and the image itself, that are as far away `(images,)`; 0 for what is not finite.
+        """p-value per image `(images,)`: the share of held-out images, plus this one, that are at least as far away.
 
-        It falls in a straight line from one held-out image's score to the next, and never below the share itself, which
-        falls in steps: rounding, which may differ from batch to batch, would then decide between two steps. The
-        smallest for a finite image is 1 / (n + 1), from twice the largest score on.
+        The share itself falls in steps, and the rounding of another batch size could decide between two of them. So
+        p is interpolated linearly between held-out scores, never below the share. The smallest p of a finite image is
+        1 / (n + 1), from twice the largest held-out score on; an image that is not finite has p = 0.
         """
         found, n = self.scores(features), len(self.held)
         p = torch.ones_like(found)
@@ -62,24 +61,25 @@ class Gate(NamedTuple):
         return torch.where(found.isfinite(), p, 0.0)
 
 
-def openness(p: Tensor, budget: float) -> Tensor:
-    """How far images are opened to correction `(images,)`, from 0 to 1, by their p-values.
+def gate_values(p: Tensor, budget: float, ramp: float) -> Tensor:
+    """Gate value per image `(images,)`, 0 (leave alone) to 1 (correct fully), from the p-values.
 
-    1 up to p = `budget`, 0 from `RAMP` times that, linear in log p between.
+    1 up to p = `budget`, 0 from `ramp` times that, linear in log p between.
 
-    >>> openness(torch.tensor([0.0, 0.02, 0.1, 0.4, 1.0], dtype=torch.float64), 0.02)
+    >>> gate_values(torch.tensor([0.0, 0.02, 0.1, 0.4, 1.0], dtype=torch.float64), 0.02, 20)
     tensor([1.0000, 1.0000, 0.4628, 0.0000, 0.0000], dtype=torch.float64)
     """
-    opened = torch.log(RAMP * budget / p.clamp(min=1e-30)) / math.log(RAMP)
-    return torch.where(p < RAMP * budget, opened.clamp(0, 1), 0.0)
+    opened = torch.log(ramp * budget / p.clamp(min=1e-30)) / math.log(ramp)
+    return torch.where(p < ramp * budget, opened.clamp(0, 1), 0.0)
 
 
 def features(moments: Tensor, floor: Tensor) -> Tensor:
-    """What the gate looks at `(batch, 2 or 4 times channels)`, from `channels.moments` `(batch, 2 or 5, channels)`.
+    """Features that the gate reads `(batch, 2 or 4 times channels)`, from `evidence.moments` `(batch, 2 or 5, channels)`.
 
-    The mean and the logarithm of the deviation; with bands, the mean, the logarithm of each band's deviation, and how
-    even the high band is: the logarithm of its mean absolute value over its deviation. Noise is everywhere, detail is
-    at edges. `floor` `(2 or 5, channels)` is a variance of no meaning, which Gaussian noise adds to every map.
+    Without bands: the mean and the log-deviation. With bands: the mean, the log-deviation of each band, and how evenly
+    the high band is spread, as the logarithm of its mean absolute value over its deviation: noise is everywhere, detail
+    is at edges. `floor` `(2 or 5, channels)` is a variance too small to mean anything, as if every map had that much
+    Gaussian noise.
     """
     mean, moments, floor = moments[:, 0].double(), moments.double(), floor.double()
 
@@ -93,11 +93,11 @@ def features(moments: Tensor, floor: Tensor) -> Tensor:
 
 
 def fit(clean: Tensor, names: Tensor | None = None) -> Gate:
-    """The gate of clean images' features `(images, d)`, in an order that has nothing to do with what they are like.
+    """Fit a gate to clean images' features `(images, d)`, whose order must not depend on their content.
 
-    Images of even rank fit it, the others are held out. A feature that is the same in all of the first says nothing.
-    Where images have `names` `(images,)`, ascending, those of one name have one rank: an image that was seen twice
-    must not be held out from a fit to itself.
+    Images of even rank fit the gate, the others are held out. A feature that is constant in the first half is ignored.
+    Images with equal `names` `(images,)`, ascending, share a rank: an image that was seen twice must not be held out
+    from a fit to itself.
     """
     clean = clean.double()
     rank = torch.arange(len(clean)) if names is None else torch.unique_consecutive(names, return_inverse=True)[1]
@@ -117,9 +117,9 @@ def fit(clean: Tensor, names: Tensor | None = None) -> Gate:
 
 
 def normal_scores(features: Tensor, knots: Tensor, tails: Tensor, top: Tensor) -> Tensor:
-    """What a normal variable would be at the features' quantiles `(images, d)`; linear between knots and beyond them.
+    """Normal scores of the features' quantiles `(images, d)`, linear between knots and beyond them.
 
-    Where knots are equal, it is the middle of their scores.
+    Equal knots give the middle of their scores.
     """
     x = features.T.contiguous()
     step = 2 * top / (KNOTS - 1)
@@ -136,10 +136,9 @@ def normal_scores(features: Tensor, knots: Tensor, tails: Tensor, top: Tensor) -
 
 
 def shrinkage(z: Tensor) -> Tensor:
-    """How far the covariance of `z` `(images, d)`, of mean 0, should go to its diagonal: a share `()`.
+    """Share `()` by which the covariance of the zero-mean `z` `(images, d)` should be shrunk towards its diagonal.
 
-    The one of least expected square error (Ledoit and Wolf 2003; Schäfer and Strimmer 2005, target D): what is not on
-    the diagonal is shrunk by how uncertain it is, all together.
+    It minimises the expected squared error (Ledoit and Wolf 2003; Schäfer and Strimmer 2005, target D).
 
     >>> z = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> bool(shrinkage(z) > 0.5), bool(shrinkage(z[:, :1] + 0.1 * z) < 0.1)
@@ -149,12 +148,12 @@ def shrinkage(z: Tensor) -> Tensor:
     covariance, square = z.T @ z / n, z.square()
     uncertain = (square.T @ square / n - covariance.square()) / n
     total, doubt = (m.sum() - m.diag().sum() for m in (covariance.square(), uncertain))
-    # Never quite 0: features that repeat one another would be divided by nothing.
+    # Never 0: features that repeat each other would make the covariance singular.
     return torch.where(total > 0, doubt / total, 1.0).clamp(1e-3, 1)
 
 
 def _whitening(z: Tensor, varies: Tensor) -> Tensor:
-    """What makes `z` `(images, d)`, of mean 0, uncorrelated and of variance 1 `(d, d)`; 0 where it never `varies`."""
+    """Matrix `(d, d)` that whitens the zero-mean `z` `(images, d)`; 0 for features that never vary."""
     covariance = z.T @ z / len(z)
     variance = covariance.diag().diag()
     root = torch.linalg.cholesky(torch.lerp(covariance, variance, shrinkage(z)) + (1 - varies).diag())
@@ -164,9 +163,9 @@ def _whitening(z: Tensor, varies: Tensor) -> Tensor:
 
 
 def _tails(knots: Tensor, levels: Tensor) -> Tensor:
-    """How much of each feature is one step of the score beyond its `knots` `(d, KNOTS)`: `(2, d)`.
+    """Feature change per unit of score beyond the `knots` `(d, KNOTS)`: `(2, d)`.
 
-    Where half the clean images are equal, it is that of the whole range; where all are, any will do.
+    Where half of the clean images are equal, the slope of the whole range is used; where all are, any slope will do.
     """
     k = min(int((torch.special.ndtr(levels) < TAIL).sum()), KNOTS - 1)
     middle = knots[:, KNOTS // 2]

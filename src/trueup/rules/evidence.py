@@ -1,57 +1,59 @@
-"""The rule of evidence as a value: how many clean images it may touch, how strong it is, which statistics it moves."""
+"""The rule of evidence as a value, with every constant that it has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-_BOUNDS = {
+# What calibration records for this rule. The rule itself is chosen later, so these cannot be its fields.
+BAND_SIDE = 8  # maps whose smaller side is at least this are split into bands; below it, most of a map is border
+GATE_NORMS = 2  # the gate reads this many norms: the last ones that lie in ...
+GATE_DEPTH = 1 / 3  # ... this first share of the model's norms, where how a picture was taken shows, not what it is of
+
+_SHARES = {
     "budget": (
         "the share of clean images that may count as fully unusual",
-        "0.005 is careful, 0.02 bold, 1 counts all",
+        "0.005 is careful, 0.02 bold, 1 switches the gate off",
     ),
-    "strength": ("the share of clean variance that evidence may take away", "0.03 is careful, 0.1 strong"),
-    "base": ("the image's share in a mix with what is usual", "0 asks for evidence, 0.08 is usual"),
-    "least": ("how far every image is open at least", "0 leaves usual images alone, 0.05 corrects all a little"),
+    "strength": ("the share of clean variance that evidence may remove", "0.03 is careful, 0.1 strong"),
+    "base": ("the image's share in a mix with the clean statistics", "0 asks for evidence, 0.08 is usual"),
+    "least": ("the gate value of an image that looks clean", "0 leaves such images alone, 0.05 corrects them a little"),
+    "depth": ("the first share of the model's norms that is corrected", "0.4 is careful, 14/15 is the default"),
+    "before_gate": ("the gate value at norms before the gate is known", "0.5 is the default"),
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evidence:
-    """How far each channel of a normalisation layer's output is moved back to what it is on clean images.
+    """Move each channel after a norm back towards clean images, in proportion to the evidence that it has shifted.
 
-    Two questions decide it. How far is this channel from what it is on clean images? One that looks as it should is
-    nearly left alone, one that is ten spreads away is moved back. And does the whole image look unusual, early in the
-    network? If not, nobody can tell whether it is clean, and a correction may harm. `trueup.functional.evidence` is the
-    mathematics of the first question, `trueup.functional.gate` that of the second.
+        Evidence()                                  # gated: unusual images are corrected, others only a little
+        Evidence(least=0)                           # images that look clean keep the model's answer, bit for bit
+        Evidence(budget=1, strength=0.02, base=0)   # no gate: every image is treated alike
 
-    What is moved are a channel's mean and the logarithm of its standard deviation over one image's map. A statistic
-    that lies `z` of its clean spreads from its clean mean goes the share z² / (z² + κ) of the way. `strength` fixes κ,
-    for each channel and statistic on its own: on clean images, this would take away so much of the statistic's
-    variance if evidence counted in full. 0 asks for infinite evidence; 1 moves every statistic all the way. Evidence
-    counts a quarter for a mean and half for a deviation, but that of a high band (see `bands`): what is coarse says
-    more of what is in a picture, what is fine more of how it was taken. The rest of the way, a statistic goes without
-    evidence, by mixing: a mean by the share `base`, a deviation as if its batch norm had mixed its variance with the
-    image's own, of that share.
+    Most users need none of these: `calibrate` chooses a setting for the model (`targets.rule`).
 
-    `budget` is the share α of clean images that may count as fully unusual. With p the share of held-out clean
-    images that are as unusual as this one, g = log(20 α / p) / log 20, between 0 and 1. With 0, no image counts as
-    unusual; with 1, all do, and nothing is asked. p is at least 1 / (n + 1) for n held-out images, half of those that
-    were kept: with a few dozen calibration images, a small budget can open the gate only in part, or not at all.
+    budget: share α of clean images that the gate may count as fully unusual. With p the share of held-out clean images
+        that look at least as unusual as this one, g = log(20 α / p) / log 20, limited to 0...1. 1 switches the gate
+        off. p is at least 1 / (n + 1) for n held-out images (half of those kept), so with a few dozen calibration
+        images a small budget can open the gate only in part.
+    strength: how much evidence moves. A statistic that lies z clean spreads from its clean mean moves by the share
+        z² / (z² + κ) of the distance; κ is set, per channel and statistic, so that this would remove the share
+        `strength` of the statistic's variance on clean images. 0 ignores evidence, 1 moves every statistic fully.
+    base: how much is moved without evidence, by mixing the image's statistics with the clean ones as batch norm mixing
+        does (N = 1 / base - 1).
+    least: gate value of an image that looks clean. Evidence and base are multiplied by least + (1 - least) g. With 0, an
+        image with p >= 20 α comes out as from the model itself (on a GPU, up to the rounding of fused batch norms).
+    bands: split maps into local 3 x 3 means and the rest, each with its own deviation: noise raises only the second,
+        blur lowers only the second. Maps smaller than 8 pixels, and tokens, always have one deviation.
+    depth: first share of the model's norms that is corrected. Early norms carry how the picture was taken, late ones
+        what is in it.
 
-    An image is open by `least` + (1 - least) g, and that is what its evidence and base count: all of it for an image
-    that is plainly unusual, and a little for one that is like clean ones. Norms that come before that is known take it
-    to be open by half, or by `least` if that is more. With `least=0` they are left as they are, and an image with p ≥
-    20 α comes out as from the model itself, bit for bit (on a GPU, but for the rounding of batch norms): safer, and
-    weaker. With `least=1`, as with `budget=1`, every image is open, and nothing is asked.
+    The remaining fields are constants that ablations vary: `counts`, the weights of the evidence of a mean, of a low
+    band's (or a whole map's) deviation and of a high band's; `ramp`, the 20 above; `before_gate`, the gate value at norms that come
+    before the gate has read (at least `least`, and 0 if that is 0); `floor`, the share of a channel's mean clean
+    variance below which variances are not distinguished.
 
-    With `bands`, a map is split into its local means over 3 x 3 and the rest, and each of the two has a deviation
-    of its own: noise raises the second only, blur lowers it only. Maps whose smaller side was less than 8 in
-    calibration, and what is no map of two dimensions, have one deviation in any case.
-
-    How many answers on clean images change, these numbers do not say: `trueup.choose` finds how strong a rule may be.
-
-    The last fifteenth of a model's norms is left alone, rounded: one of 19 in a ResNet-20, four of 53 in a ResNet-50.
-    What is there goes to the classifier, and is about what the picture is of.
+    The mathematics is in `trueup.functional.evidence` and `trueup.functional.gate`.
 
     >>> Evidence(budget=0.02)
     Evidence(budget=0.02, strength=0.08, base=0.08, least=0.05, bands=True)
@@ -62,26 +64,54 @@ class Evidence:
     base: float = 0.08
     least: float = 0.05
     bands: bool = True
+    depth: float = 14 / 15
+    counts: tuple[float, float, float] = (0.25, 0.5, 1.0)
+    ramp: float = 20.0
+    before_gate: float = 0.5
+    floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name, (meaning, advice) in _BOUNDS.items():
+        for name, (meaning, advice) in _SHARES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"Evidence({name}={value!r}): {meaning} lies between 0 and 1; {advice}")
         if not isinstance(self.bands, bool):
-            raise ValueError(f"Evidence(bands={self.bands!r}): want True or False")
+            raise ValueError(f"Evidence(bands={self.bands!r}): expected True or False")
+        if len(self.counts) != 3 or not all(count > 0 for count in self.counts):
+            raise ValueError(f"Evidence(counts={self.counts!r}): expected three positive weights")
+        if not (self.ramp > 1 and self.floor > 0):
+            raise ValueError(f"Evidence(ramp={self.ramp!r}, floor={self.floor!r}): expected ramp > 1 and floor > 0")
+
+    def __repr__(self) -> str:
+        shown = [f for f in fields(self) if f.name in _ALWAYS_SHOWN or getattr(self, f.name) != f.default]
+        return f"Evidence({', '.join(f'{f.name}={_short(getattr(self, f.name))}' for f in shown)})"
 
     @property
     def changes(self) -> bool:
-        """Whether it changes anything."""
-        return (self.strength > 0 or self.base > 0) and (self.budget > 0 or self.least > 0)
+        """Whether the rule changes anything."""
+        return (self.strength > 0 or self.base > 0) and (self.budget > 0 or self.least > 0) and self.depth > 0
 
     @property
     def gated(self) -> bool:
-        """Whether it asks how unusual an image is."""
+        """Whether the rule reads how unusual an image is."""
         return self.changes and self.budget < 1 and self.least < 1
 
     @property
-    def early(self) -> float:
-        """How far an image is taken to be open in norms that come before that is known."""
-        return max(0.5, self.least) if self.least > 0 else 0.0
+    def gate_before_known(self) -> float:
+        """Gate value at norms that come before the gate has read."""
+        return max(self.before_gate, self.least) if self.least > 0 else 0.0
+
+    def corrected(self, norms: int) -> int:
+        """How many of a model's `norms`, from the first on, the rule corrects.
+
+        >>> Evidence().corrected(19), Evidence(depth=0.4).corrected(53)
+        (18, 21)
+        """
+        return norms - int((1 - self.depth) * norms + 0.5)
+
+
+_ALWAYS_SHOWN = ("budget", "strength", "base", "least", "bands")
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
