@@ -1,27 +1,26 @@
-"""`calibrate`: one pass over clean data, from a model to its targets."""
+"""`calibrate`: from a model and clean images to its targets."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, Unpack, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from trueup.graph.activations import Kind
 from trueup._loading import images_of
-from trueup.rules import Method
-from trueup.targets.fingerprint import Fingerprint
-from trueup.graph import Options
-from trueup.graph.probe import Probe
 from trueup._ranks import gathered
-from trueup.targets.accumulate import Tally
-from trueup.targets import Targets
+from trueup.graph import Activation, Probe, Select, Site, trace
+from trueup.rules import Method
+from trueup.rules.evidence import GATE_DEPTH
+from trueup.targets import Accumulator, Fingerprint, Targets
+from trueup.targets.accumulate import Measured
 
-RESOLUTION = 1025  # quantile levels a site; docs/targets.md has the error that they make
+RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
 
 
 def calibrate(
@@ -30,48 +29,66 @@ def calibrate(
     *,
     resolution: int | None = RESOLUTION,
     method: Method = "auto",
-    **options: Unpack[Options],
+    select: Select | None = None,
+    activations: tuple[Activation, ...] = (),
+    leaves: tuple[type[nn.Module], ...] = (),
 ) -> Targets:
-    """Measure what the activations of `model` look like on clean data, and the channels of its norms.
+    """Measure what a model's activations look like on clean images.
 
-    `loader` yields batches of images as the model takes them, alone or first in a tuple or list, as a DataLoader
-    does; they are moved to the model's device. One pass, in evaluation mode, without gradients; memory does not
-    depend on the number of images. The model is not touched. Each site keeps `resolution` values of its quantile
-    function, or with None every order statistic. `options` choose the sites: see `trueup.Options`. What a `Correction`
-    needs is measured after activation functions, what `Evidence` needs after norms; with
-    `select=lambda site: site.kind == "activation"` it is the former only. The norms by which `Evidence` tells an
-    unusual image are read whether or not they are selected.
+        targets = trueup.calibrate(model, clean_loader)
+        targets.save("model.trueup.safetensors")
 
-    With `method="sort"` these values are exact. `"auto"` and `"histogram"` read those of rows longer than `resolution`
-    from a histogram, which takes a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its
-    largest activation), and minimum and maximum are exact. Double precision and `resolution=None` are always sorted.
+    One pass in evaluation mode without gradients. Memory does not grow with the number of images, and the model is not
+    changed. The result does not depend on how the images are batched, and the targets of two parts of a data set add up
+    to those of the whole. Where `torch.distributed` is initialised, call it on every rank: each gets the targets of all
+    ranks' images.
 
-    The result does not depend on how the images are cut into batches, and the targets of two parts of a data set add
-    up to those of the whole. Where `torch.distributed` is initialised, call it on every rank: each gets the targets of
-    all ranks' data.
+    loader: yields batches of images as the model takes them, alone or first in a tuple or list, as a DataLoader does.
+        They are moved to the model's device.
+    resolution: quantile levels kept per activation site; None keeps every order statistic.
+    method: "sort" takes exact quantiles. "auto" and "histogram" read them from a histogram where a row is longer than
+        `resolution`, in a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its largest
+        activation), minimum and maximum exact. Double precision and `resolution=None` are always sorted.
+    select, activations, leaves: as for `trueup.sites`. The norms by which `Evidence` tells an unusual image are read
+        whether or not they are selected.
     """
     if method not in get_args(Method):
-        raise ValueError(f"calibrate(method={method!r}): want one of {', '.join(get_args(Method))}")
-    probe = Probe(model, kinds=get_args(Kind), **options)
-    tally = Tally(
-        Fingerprint.of(probe.model),
+        raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Method))}")
+    traced = trace(model, activations=activations, leaves=leaves, own_buffers=True)
+    selected = [site.name for site in traced.sites if select is None or select(site)]
+    if not selected:
+        raise ValueError(
+            f"{type(traced.model).__name__} has no site: no activation function or norm was found in its forward pass, "
+            "or `select` chose none; name your own with activations=(MyActivation, my_function)"
+        )
+    norms = [site.name for site in traced.sites if site.kind == "norm"]
+    candidates = norms[: math.ceil(GATE_DEPTH * len(norms) - 1e-9)]
+    probe = Probe(traced, lambda site: site.name in selected or site.name in candidates)
+    sums = Accumulator(
+        Fingerprint.of(traced.model),
         resolution=resolution,
         exact=method == "sort",
-        selected=probe.selected,
-        early=[site.name for site in probe.early],
+        selected=selected,
+        gate_candidates=candidates,
     )
+
+    def look(site: Site, a: Tensor) -> Measured:
+        if site.kind == "activation":
+            return sums.measure_activation(a)
+        return sums.measure_norm(a if site.channel_dim == 1 else a.movedim(site.channel_dim, 1))
+
     for number, images in enumerate(probe.checked(images_of(loader, probe.module.device))):
-        keys = _start_naming(images, number)
-        tally.add(probe(images, tally.look), keys)
-    if (targets := _sum(shard for shard in gathered(tally.targets()) if shard is not None)) is None:
-        raise ValueError("calibrate: the loader is empty; want at least one batch of clean images")
-    if not (targets.sites or targets.channels):
+        names = _start_naming(images, number)
+        sums.add(probe(images, look), names)
+    if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
+        raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
+    if not (targets.activations or targets.norms):
         raise ValueError(
-            f"calibrate: at {', '.join(probe.selected)} the first dimension is not the batch, so that images cannot be "
-            "told apart there; `select` other sites"
+            f"calibrate: at {', '.join(selected)} the first dimension is not the batch, so images cannot be told apart "
+            "there; `select` other sites"
         )
-    groups = (targets.sites, targets.channels, targets.gate)
-    for name, total in ((name, site.total) for sites in groups for name, site in sites.items()):
+    groups = (targets.activations, targets.norms, targets.gate)
+    for name, total in ((name, target.total) for group in groups for name, target in group.items()):
         if not torch.isfinite(total).all():
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
     return targets
@@ -84,10 +101,10 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
 
 
 def _start_naming(images: Tensor, number: int) -> Callable[[], Tensor]:
-    """Start to fetch what a name for each image is made of; the result makes the names `(batch,)` int64.
+    """Start fetching what each image's name is made of; the returned function makes the names `(batch,)` int64.
 
-    They come from an image's content alone: the same in any batch, order and process. Between the two, the device can
-    be given work that does not wait for this.
+    A name is a hash of the image's content: the same in any batch, order and process. Until the names are needed, the
+    device works on.
     """
     flat = images.reshape(len(images), -1)
     few = flat[:, :: max(1, flat.shape[1] // 4096)].contiguous()  # enough to tell photographs apart
@@ -104,7 +121,7 @@ def _start_naming(images: Tensor, number: int) -> Callable[[], Tensor]:
         if arrived is not None:
             arrived.synchronize()
         if not finite:
-            raise ValueError(f"batch {number} of the loader holds NaN or infinity; clean data must be finite")
+            raise ValueError(f"batch {number} of the loader contains NaN or infinity; clean data must be finite")
         rows = few.cpu().view(torch.uint8).numpy()
         digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
         return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)

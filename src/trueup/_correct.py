@@ -1,277 +1,164 @@
-"""`correct`: a module like the model, with what passes through its sites moved back towards what is usual there."""
+"""`correct`: a module like the model, whose activations are moved back towards clean ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Unpack
+import warnings
+from collections.abc import Collection
 
-from torch import Tensor, nn
+from torch import nn
 
-from trueup import functional, kernels
-from trueup.functional import evidence
-from trueup.rules import Correction
-from trueup.rules import Evidence
-from trueup.functional.gate import Gate
-from trueup.graph import Options, Order, Reader, Instrumented, Site, add, clone, find, norm_of
-from trueup.targets import NormTarget, ActivationTarget, Targets
+from trueup._placed import GateReader, GateValue, Realign, Transport
+from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Sites, Trace, trace
+from trueup.rules import Correction, Evidence, Rule
+from trueup.targets import Fingerprint, Targets
 
-Rule = Correction | Evidence
-LAST = 1 / 15  # of the norms, which `Evidence` leaves alone
+
+class Corrected(Instrumented):
+    """The module that `correct` returns: it takes and returns what the model does.
+
+    `rule` is the rule in force, `sites` the sites that it corrects. It shares the model's weights, has the model's
+    `state_dict`, and in training mode does what the model does, uncorrected.
+    """
+
+    def __init__(self, traced: Trace, targets: Targets, rule: Rule, names: Collection[str]) -> None:
+        reading = _gate_reading(targets, rule) if isinstance(rule, Evidence) and rule.gated else None
+        place = {
+            name: lambda site: (
+                Realign(site, targets.norms[site.name], rule)
+                if isinstance(rule, Evidence)
+                else Transport(site, targets.activations[site.name], rule)
+            )
+            for name in names
+        }
+        super().__init__(traced, lambda site: place[site.name](site) if site.name in place else None, reading=reading)
+        self.rule = rule
+        self.sites = Sites(site for site in traced.sites if site.name in self.placed_at)
+        for part in (self.placed, self.readers, self.combine):
+            if part is not None:
+                part.to(self.device)
+
+    def __repr__(self) -> str:
+        of = {"norm": "norms", "activation": "activations"}
+        counts = [f"{n} {of[kind]}" for kind in of if (n := sum(site.kind == kind for site in self.sites))]
+        what = ", ".join(counts) or "no sites: it does what the model does"
+        return f"Corrected({type(self.model).__name__}, {self.rule}, {what})"
 
 
 def correct(
     model: nn.Module,
     targets: Targets,
-    correction: Rule | None = None,
-    **options: Unpack[Options],
-) -> nn.Module:
-    """A module that does what `model` does, with every site corrected.
+    rule: Rule | None = None,
+    *,
+    select: Select | None = None,
+    activations: tuple[Activation, ...] = (),
+    leaves: tuple[type[nn.Module], ...] = (),
+) -> Corrected:
+    """Make a module that does what `model` does, with its activations moved back towards clean ones.
 
-    The rule is `Evidence`, which moves each channel after a norm in proportion to the evidence that it has shifted, or
-    `Correction`, the paper's, which moves the activations after every activation function towards the shape of their
-    target. Without one it is `Evidence()` where the targets hold what that needs, channels of norms and what tells
-    unusual images, and `select` leaves such a norm; else `Correction()`.
+        robust = trueup.correct(model, targets)
+        logits = robust(images)
+        paper = trueup.correct(model, targets, trueup.Correction(lambda1=0.5, lambda2=0.5))
 
-    The module shares the model's weights, adds no parameters, has the model's `state_dict`, and is returned in
-    evaluation mode; the model itself is not touched. Each image is corrected on its own. In training mode it does what
-    the model does, uncorrected.
+    The module shares the model's weights, adds no parameters, and is in evaluation mode; the model is not touched. Each
+    image is corrected on its own.
 
-    The targets must have been calibrated on this model. `activations` and `leaves` must be given as they were given
-    to `calibrate`; `select` may pick some of the calibrated sites.
+    rule: `Evidence` moves each channel after a norm in proportion to the evidence that it has shifted; `Correction`, the
+        paper's, moves the activations after every activation function towards their clean distribution. Without a
+        rule it is `Evidence()`; for a model without norms to correct, `Correction()`, with a warning.
+    select: correct only the sites for which this predicate is true.
+    activations, leaves: as they were given to `calibrate`.
     """
     if not isinstance(targets, Targets):
         raise TypeError(
-            f"correct: want Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
+            f"correct: expected Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
         )
-    rule = _default(model, targets, options) if correction is None else correction
-    if not isinstance(rule, Rule):
+    if rule is not None and not isinstance(rule, Rule):
         raise TypeError(
-            f"correct: want a rule, got {rule!r}; such as trueup.Evidence(), or trueup.Correction(lambda1=0.5)"
+            f"correct(rule={rule!r}): expected a rule, such as trueup.Evidence() or trueup.Correction(lambda1=0.5)"
         )
-    model = clone(model)
-    wanted = targets.channels if isinstance(rule, Evidence) else targets.sites
+    traced = trace(model, activations=activations, leaves=leaves)
+    check_model(targets, traced.model)
+    return build(traced, targets, default_rule(traced, targets, select) if rule is None else rule, select)
+
+
+def build(traced: Trace, targets: Targets, rule: Rule, select: Select | None = None) -> Corrected:
+    """Correct a traced model whose targets were checked. The result shares the trace's module objects."""
+    kind: Kind = "norm" if isinstance(rule, Evidence) else "activation"
+    wanted = targets.norms if isinstance(rule, Evidence) else targets.activations
     if not wanted:
-        raise ValueError(_nothing_to_correct(model, rule))
-    targets.check_model(model)
-    moved = [name for name in _moved(model, options) if name in wanted] if isinstance(rule, Evidence) else list(wanted)
-    reader = _reader(targets, rule) if isinstance(rule, Evidence) and rule.gated else None
-    robust = Instrumented(
-        model,
-        lambda site: _placed(site, targets, rule) if site.name in moved else None,
-        reader=reader,
-        **options,
-    )
-    targets.check_sites(model, wanted, robust.selected, selected=options.get("select") is not None)
-    if not robust.sites:
+        raise ValueError(_nothing_known(traced.model, rule))
+    found = [site.name for site in traced.sites if site.kind == kind and (select is None or select(site))]
+    check_sites(traced.model, wanted, found, selected=select is not None)
+    names = [name for name in found if name in wanted]
+    if isinstance(rule, Evidence):
+        norms = [site.name for site in traced.sites if site.kind == "norm"]
+        names = [name for name in names if rule.changes and name in norms[: rule.corrected(len(norms))]]
+    robust = Corrected(traced, targets, rule, names)
+    if not robust.sites and (not isinstance(rule, Evidence) or rule.changes):
         raise ValueError(
-            f"{rule} leaves what there is to correct as it is: the last fifteenth of a model's norms, and with least=0 "
-            "those before it is known how unusual an image is; choose others by `select`, or give least=0.05"
+            f"nothing to correct: {rule} skips the last {1 - getattr(rule, 'depth', 1):.0%} of the norms and, with "
+            "least=0, all norms before the gate. Select other norms with select=, or set least=0.05"
         )
-    for part in (robust.placed, robust.looks, robust.whole):
-        if part is not None:
-            part.to(robust.device)
     return robust
 
 
-def _default(model: nn.Module, targets: Targets, options: Options) -> Rule:
-    """`Evidence` where there is a norm to correct and the gate knows unusual images, else the paper's rule."""
-    norms = set(targets.channels)
-    if options.get("select") is not None:
-        norms.intersection_update(site.name for site in find(model, **options))
-    return Evidence() if norms and targets.gate else Correction()
+def default_rule(traced: Trace, targets: Targets, select: Select | None) -> Rule:
+    """`Evidence()` if there is a norm to correct and the gate can tell unusual images, else the paper's rule."""
+    norms = [site for site in traced.sites if site.name in targets.norms and (select is None or select(site))]
+    if norms and targets.gate:
+        return Evidence()
+    why = "these targets hold no gate (they are of an earlier version)" if norms else "there is no norm to correct"
+    warnings.warn(
+        f"correct: {why}, so the paper's rule is used; pass rule=trueup.Correction() to say so yourself", stacklevel=3
+    )
+    return Correction()
 
 
-def _moved(model: nn.Module, options: Options) -> list[str]:
-    """The norms of a model that `Evidence` moves, if they are selected and calibrated."""
-    whole: Options = {**options, "select": None}
-    norms = [site.name for site in find(model, **whole) if site.kind == "norm"]
-    return norms[: len(norms) - int(LAST * len(norms) + 0.5)]
+def check_model(targets: Targets, model: nn.Module) -> None:
+    """Refuse a model on which the targets were not calibrated, and say what differs."""
+    if difference := targets.fingerprint.difference(Fingerprint.of(model)):
+        raise ValueError(
+            f"these targets were calibrated on another model than this {type(model).__name__}: {difference}; "
+            "calibrate again with trueup.calibrate(model, loader)"
+        )
 
 
-def _reader(targets: Targets, rule: Evidence) -> Reader:
-    """What tells how far each image is open."""
+def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str], *, selected: bool) -> None:
+    """Refuse a model that lacks sites which the targets hold, unless the user selected among them."""
+    missing = [name for name in wanted if name not in found]
+    if selected and len(missing) == len(wanted):
+        raise ValueError(f"select= chose none of the sites that these targets hold: {', '.join(wanted)}")
+    if missing and not selected:
+        raise ValueError(
+            f"the targets hold the site {missing[0]!r}, which was not found in this {type(model).__name__}; it has "
+            f"{', '.join(found) or 'none of theirs'}; give the same activations= and leaves= as to calibrate"
+        )
+
+
+def _gate_reading(targets: Targets, rule: Evidence) -> Reading:
     if not targets.gate:
         raise ValueError(
-            f"{rule} asks how unusual an image is, and these targets do not know: they were made by an earlier "
+            f"{rule} reads how unusual an image is, but these targets hold nothing for that: they are of an earlier "
             "version, or of images of very different sizes; calibrate again with trueup.calibrate(model, loader), or "
             "correct every image alike with trueup.Evidence(budget=1)"
         )
-    whole = _Open(targets.fitted_gate, [site.floor for site in targets.gate.values()], rule)
-    early = targets.channels if rule.early else {}
-    return Reader(
+    share = rule.gate_before_known
+
+    def place_before(site: Site) -> nn.Module | None:
+        return Realign(site, targets.norms[site.name], rule, share) if share and site.name in targets.norms else None
+
+    return Reading(
         list(targets.gate),
-        lambda site: _Look(site, bands=targets.gate[site.name].bands),
-        whole,
-        lambda site: _Realign(site, early[site.name], rule, rule.early) if site.name in early else None,
+        lambda site: GateReader(site, bands=targets.gate[site.name].bands),
+        GateValue(targets.fitted_gate, [target.floor for target in targets.gate.values()], rule),
+        place_before,
     )
 
 
-def _placed(site: Site, targets: Targets, rule: Rule) -> nn.Module:
-    """What corrects one site."""
-    if isinstance(rule, Evidence):
-        return _Realign(site, targets.channels[site.name], rule)
-    return _Correct(site, targets[site.name], rule)
-
-
-def _nothing_to_correct(model: nn.Module, rule: Rule) -> str:
-    kind, name = type(model).__name__, type(rule).__name__
-    needs = "statistics of channels, taken after norms" if isinstance(rule, Evidence) else "targets of activations"
+def _nothing_known(model: nn.Module, rule: Rule) -> str:
+    kind = "norm" if isinstance(rule, Evidence) else "activation"
     return (
-        f"{name} needs {needs}, and these targets hold none: they were made by an earlier version, {kind} has no such "
-        "place, or `select` left it out; calibrate again with trueup.calibrate(model, loader), and see what there is "
-        f"with trueup.sites(model, kind={'norm' if isinstance(rule, Evidence) else 'activation'!r})"
+        f"{type(rule).__name__} needs targets of {kind} sites, and these targets hold none: {type(model).__name__} has "
+        f"no such site, select= left it out, or they are of an earlier version; see trueup.sites(model), and calibrate "
+        "again with trueup.calibrate(model, loader)"
     )
-
-
-class _AtSite(nn.Module):
-    """What is placed at a site: its buffers follow a model to its device, but not to a precision that blurs them."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _AtSite:
-        exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in exact.items():
-            self._buffers[name] = buffer.to(self.get_buffer(name).device)
-        return self
-
-
-class _Correct(_AtSite):
-    """Corrects the activations of one site, or what an activation function that it applies itself would make them.
-
-    It may also be given what a batch norm, and the sum with a residual, would make that activation's input.
-    """
-
-    curve: Tensor
-
-    def __init__(self, site: Site, statistics: ActivationTarget, correction: Correction) -> None:
-        super().__init__()
-        self.name = site.name
-        self.correction = correction if site.sparse else replace(correction, sparse=False)
-        self.even = statistics.levels is None
-        self.absorbs = () if correction.method == "sort" else ("batch_norm", "add", "relu")
-        self.register_buffer("curve", kernels.curve_of(statistics.target, statistics.levels), persistent=False)
-
-    @property
-    def target(self) -> Tensor:
-        """The target's values `(m,)`."""
-        return self.curve[1]
-
-    @property
-    def levels(self) -> Tensor | None:
-        """Where the target is known `(m,)`; None if evenly, as `functional.correct` has it."""
-        return None if self.even else self.curve[0]
-
-    def forward(
-        self,
-        a: Tensor,
-        *,
-        norm: nn.Module | None = None,
-        residual: Any = None,
-        order: Order = "value first",
-        activation: str | None = None,
-    ) -> Tensor:
-        relu, before = activation == "relu", None if norm is None else norm_of(norm)
-        if relu and before is not None and kernels.can_follow_norm(a, before, residual, self.correction):
-            return kernels.correct_after_norm(a, before, residual, self.curve, self.correction)
-        a = a if norm is None else norm(a)
-        a = a if residual is None else add(a, residual, order)
-        if kernels.has_histogram(self.correction, a):
-            return kernels.correct(a, self.curve, self.correction, relu=relu)
-        return functional.correct(a.relu() if relu else a, self.target, self.correction, levels=self.levels)
-
-    def extra_repr(self) -> str:
-        """In the way of torch's modules."""
-        return f"{self.name!r}, step={self.correction.step:.3g}"
-
-
-class _Look(nn.Module):
-    """What the gate looks at in one norm's output."""
-
-    def __init__(self, site: Site, *, bands: bool) -> None:
-        super().__init__()
-        self.name, self.bands, self.channels = site.name, bands, site.channels
-
-    def forward(self, a: Tensor) -> Tensor:
-        return kernels.moments(a.movedim(self.channels, 1), bands=self.bands)
-
-    def extra_repr(self) -> str:
-        """In the way of torch's modules."""
-        return f"{self.name!r}{', bands' if self.bands else ''}"
-
-
-class _Open(_AtSite):
-    """How far each image is open to correction `(batch,)`, from what its maps are like at the gate's norms."""
-
-    def __init__(self, gate: Gate, floors: list[Tensor], rule: Evidence) -> None:
-        super().__init__()
-        self.budget, self.least = float(rule.budget), float(rule.least)
-        tensors = {**gate._asdict(), **{f"floor{k}": floor for k, floor in enumerate(floors)}}
-        self.names = list(tensors)
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor, persistent=False)
-
-    def forward(self, *seen: Tensor) -> Tensor:
-        tensors = [getattr(self, name) for name in self.names]
-        gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]
-        return kernels.openness(seen, floors, gate, self.budget, self.least)
-
-    def extra_repr(self) -> str:
-        """In the way of torch's modules."""
-        return f"budget={self.budget:.3g}" + (f", least={self.least:.3g}" if self.least else "")
-
-
-class _Realign(_AtSite):
-    """Moves each channel of one norm's output back, in proportion to the evidence that it has shifted.
-
-    Evidence and base count as openness says, or where that is not known, by a `share`.
-
-    The batch norm before it, and the sum and the relu that often follow, are done in the same pass.
-    """
-
-    absorbs = ("batch_norm", "add", "relu")
-    reference: Tensor
-
-    def __init__(self, site: Site, statistics: NormTarget, rule: Evidence, share: float = 1.0) -> None:
-        super().__init__()
-        self.name, self.channels = site.name, site.channels
-        self.rule, self.share, self.changes = rule, share, rule.changes
-        reference = statistics.reference(rule.strength, rule.base, bands=rule.bands)
-        self.register_buffer("reference", evidence.counting(reference, share), persistent=False)
-
-    def forward(
-        self,
-        a: Tensor,
-        openness: Tensor | None = None,
-        *,
-        norm: nn.Module | None = None,
-        residual: Any = None,
-        order: Order = "value first",
-        activation: str | None = None,
-    ) -> Tensor:
-        relu, before = activation == "relu", None
-        if norm is not None and (before := norm_of(norm)) is None:  # it is another than when this was built
-            a = norm(a)
-        if self.changes:
-            # What is added may also be a number, or another tensor than the kernel can add.
-            along = _moved_dim(residual, self.channels, 1) if kernels.alike(a, residual) else None
-            whole = residual is None or along is not None
-            x = _moved_dim(a, self.channels, 1)
-            out = kernels.realign(x, self.reference, openness, residual=along, relu=relu and whole, norm=before)
-            a = _moved_dim(out, 1, self.channels)
-            if whole:
-                return a
-        elif before is not None:
-            a = before(a)
-        a = a if residual is None else add(a, residual, order)
-        return a.relu() if relu else a
-
-    def extra_repr(self) -> str:
-        """In the way of torch's modules."""
-        bands = ", bands" if self.reference.shape[1] == 3 else ""
-        share = f", share={self.share:.3g}" if self.share != 1 else ""
-        return f"{self.name!r}, strength={self.rule.strength:.3g}, base={self.rule.base:.3g}{share}{bands}"
-
-
-def _moved_dim(a: Tensor, source: int, to: int) -> Tensor:
-    """`movedim`, of which torch makes a view even if nothing moves: a microsecond, dozens of times a pass."""
-    return a if source == to else a.movedim(source, to)

@@ -1,4 +1,4 @@
-"""What a loader of clean images yields."""
+"""Images from a loader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:
-    """The images of each batch, on the device; says what is wrong with a batch that holds none."""
+    """Images of each batch, on the device."""
     if isinstance(loader, Tensor):
-        raise TypeError("the loader is a tensor, and would be taken image by image; give [images]")
+        raise TypeError("the loader is a tensor, which would be taken image by image; give [images]")
     return (
         images.detach().to(device) for number, batch in enumerate(loader) if len(images := _images_in(batch, number))
     )
@@ -23,6 +23,6 @@ def _images_in(batch: Any, number: int) -> Tensor:
     if not isinstance(images, Tensor) or images.dim() == 0:
         raise TypeError(
             f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
-            "list that starts with one; a generator such as (batch['image'] for batch in loader) picks them out"
+            "list that starts with one; pick the images with a generator such as (batch['image'] for batch in loader)"
         )
     return images

@@ -1,4 +1,4 @@
-"""What all processes of a `torch.distributed` group have."""
+"""Values of all processes of a `torch.distributed` group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def gathered(value: T) -> list[T]:
-    """The values of all ranks, in their order; this one's alone where there is no group. All ranks must call it."""
+    """Values of all ranks in their order; only this one's without a group. All ranks must call it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [value]
     values = [value] * distributed.get_world_size()

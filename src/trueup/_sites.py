@@ -1,34 +1,45 @@
-"""`sites`: the names of the places that can be corrected."""
+"""`sites`: the places of a model that can be corrected."""
 
 from __future__ import annotations
 
-from typing import Unpack, get_args
-
 from torch import Tensor, nn
 
-from trueup.graph.activations import Kind
-from trueup.graph import Options, find
-from trueup.graph.probe import Probe
+from trueup.graph import Activation, Probe, Select, Sites, trace
 
 
 def sites(
-    model: nn.Module, example: Tensor | None = None, *, kind: Kind = "activation", **options: Unpack[Options]
-) -> list[str]:
-    """The names of a model's sites of one `kind`, in the order of its forward pass.
-
-    "activation" is where an activation function is applied, and where a `Correction` acts; "norm" is where a
-    normalisation layer is, and where `Evidence` is weighed.
-
-    With an `example` batch the model is run once as well, which shows that it takes such images and that every site's
-    first dimension is the batch; norms where it is not are left out.
+    model: nn.Module,
+    example: Tensor | None = None,
+    *,
+    select: Select | None = None,
+    activations: tuple[Activation, ...] = (),
+    leaves: tuple[type[nn.Module], ...] = (),
+) -> Sites:
+    """Sites of a model, in the order of its forward pass.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
-    >>> sites(model), sites(model, kind="norm")
-    (['2', '4'], ['1'])
+    >>> sites(model)
+    site  kind        operation
+    1     norm        batch_norm
+    2     activation  relu
+    4     activation  relu
+
+    A site is a place where an activation function (`kind` "activation", where `Correction` acts) or a norm ("norm",
+    where `Evidence` acts) is applied.
+
+    example: a batch of images. The model is run once, which shows that it takes them and that every site's first
+        dimension is the batch; norms where it is not are left out.
+    select: keep only the sites for which this predicate is true.
+    activations: module classes and functions of your own that are activation functions, beside the known ones (the
+        ReLU, ELU and GELU families). A function must be called by a global name. Their zeros count as "off". A class
+        may instead declare itself with `trueup_site = True`, and a norm, with the channels in the second dimension,
+        with `trueup_site = "norm"`.
+    leaves: module classes that are called as they are instead of being traced: the way out for control flow that
+        cannot be traced. Sites inside a leaf are left alone.
     """
-    if kind not in get_args(Kind):
-        raise ValueError(f"sites(kind={kind!r}): want one of {', '.join(get_args(Kind))}")
-    if example is not None:
-        probe = Probe(model, kinds=(kind,), **options)
-        return [name for name in probe(example, lambda _site, _a: None) if name in probe.selected]
-    return [site.name for site in find(model, **options) if site.kind == kind]
+    traced = trace(model, activations=activations, leaves=leaves, own_buffers=example is not None)
+    found = Sites(site for site in traced.sites if select is None or select(site))
+    if example is None:
+        return found
+    seen = Probe(traced, lambda site: site in found)(example, lambda _site, _a: None)
+    return Sites(site for site in found if site.name in seen)

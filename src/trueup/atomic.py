@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path` so that at any moment, crash or not, it holds the old or the new, whole."""
+    """Write `content` to `path`; at any moment, also after a crash, the file holds the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

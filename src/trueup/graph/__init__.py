@@ -1,23 +1,30 @@
-"""Sites: where a forward pass applies an activation function or a norm; finding them, placing something there.
+"""Sites: finding where a forward pass applies activation functions and norms, and placing modules there.
 
-The only place that knows torch.fx.
+The only room that knows torch.fx.
 """
 
-from trueup.graph.fusion import Order, add, norm_of
-from trueup.graph.instrument import Reader, Instrumented, clone, device_of, find
-from trueup.graph.site import Options, Site
-from trueup.graph.trace import TraceError
+from trueup.graph.activations import Activation
+from trueup.graph.clone import clone, device_of
+from trueup.graph.fusion import batch_norm_of
+from trueup.graph.instrument import Instrumented, Reading
+from trueup.graph.probe import Probe
+from trueup.graph.site import KINDS, Kind, Select, Site, Sites
+from trueup.graph.trace import Trace, TraceError, trace
 
 __all__ = [
-    "Options",
-    "Order",
-    "Reader",
+    "KINDS",
+    "Activation",
     "Instrumented",
+    "Kind",
+    "Probe",
+    "Reading",
+    "Select",
     "Site",
+    "Sites",
+    "Trace",
     "TraceError",
-    "add",
+    "batch_norm_of",
     "clone",
     "device_of",
-    "find",
-    "norm_of",
+    "trace",
 ]

@@ -1,21 +1,21 @@
-"""The activation functions that are known, each in all its spellings."""
+"""Known activation functions, each in all its spellings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Kind = Literal["activation", "norm"]
+from trueup.graph.site import Kind
+
 Activation = type[nn.Module] | Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownActivation:
     """An activation function in all its spellings."""
 
     name: str
@@ -25,24 +25,24 @@ class Known:
     sparse: bool = False
 
 
-KNOWN = (
-    Known("relu", (nn.ReLU,), (F.relu, F.relu_, torch.relu, torch.relu_), ("relu", "relu_"), sparse=True),
-    Known("relu6", (nn.ReLU6,), (F.relu6,), sparse=True),
-    Known("leaky_relu", (nn.LeakyReLU,), (F.leaky_relu, F.leaky_relu_)),
-    Known("prelu", (nn.PReLU,), (F.prelu, torch.prelu), ("prelu",)),
-    Known("elu", (nn.ELU,), (F.elu, F.elu_)),
-    Known("selu", (nn.SELU,), (F.selu, F.selu_, torch.selu, torch.selu_)),
-    Known("celu", (nn.CELU,), (F.celu, F.celu_, torch.celu, torch.celu_)),
-    Known("silu", (nn.SiLU,), (F.silu,)),
-    Known("mish", (nn.Mish,), (F.mish,)),
-    Known("gelu", (nn.GELU,), (F.gelu,)),
-    Known("hardswish", (nn.Hardswish,), (F.hardswish,)),
+KNOWN_ACTIVATIONS = (
+    KnownActivation("relu", (nn.ReLU,), (F.relu, F.relu_, torch.relu, torch.relu_), ("relu", "relu_"), sparse=True),
+    KnownActivation("relu6", (nn.ReLU6,), (F.relu6,), sparse=True),
+    KnownActivation("leaky_relu", (nn.LeakyReLU,), (F.leaky_relu, F.leaky_relu_)),
+    KnownActivation("prelu", (nn.PReLU,), (F.prelu, torch.prelu), ("prelu",)),
+    KnownActivation("elu", (nn.ELU,), (F.elu, F.elu_)),
+    KnownActivation("selu", (nn.SELU,), (F.selu, F.selu_, torch.selu, torch.selu_)),
+    KnownActivation("celu", (nn.CELU,), (F.celu, F.celu_, torch.celu, torch.celu_)),
+    KnownActivation("silu", (nn.SiLU,), (F.silu,)),
+    KnownActivation("mish", (nn.Mish,), (F.mish,)),
+    KnownActivation("gelu", (nn.GELU,), (F.gelu,)),
+    KnownActivation("hardswish", (nn.Hardswish,), (F.hardswish,)),
 )
-KNOWN_MODULES = tuple(module for known in KNOWN for module in known.modules)
-KNOWN_FUNCTIONS = {function for known in KNOWN for function in known.functions}
+ACTIVATION_MODULES = tuple(module for known in KNOWN_ACTIVATIONS for module in known.modules)
+ACTIVATION_FUNCTIONS = {function for known in KNOWN_ACTIVATIONS for function in known.functions}
 
 
 def declared_kind(module: nn.Module) -> Kind | None:
-    """The kind of site that a module's class says it is: `trueup_site = True` for an activation, or `"norm"`."""
+    """Kind of site that a module's class declares: `trueup_site = True` for an activation, or `trueup_site = "norm"`."""
     declared = getattr(type(module), "trueup_site", False)
     return "activation" if declared is True else "norm" if declared == "norm" else None

@@ -1,23 +1,23 @@
-"""What can be done in the same pass over memory as what is placed at a site: a batch norm, a sum, and then a relu.
+"""Where a placed module can also do its neighbours' work: the batch norm before it, a residual sum, and a ReLU.
 
-That is a chain, of which the site may be the first or the last: a norm and what follows, or a relu and what leads up.
+The pattern is a chain, norm -> sum -> ReLU. The site is its first element (a norm) or its last (a ReLU). This file
+decides from the graph alone; whether a chain runs as one kernel is decided by `trueup.kernels`.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
-from trueup.graph.activations import KNOWN
+from trueup.graph.activations import KNOWN_ACTIVATIONS
 from trueup.graph.memory import is_in_place
 from trueup.graph.trace import HOOKS
-from trueup.kernels import Norm
+from trueup.kernels import BatchNorm, Order
 
-Order = Literal["value first", "residual first", "in place"]
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _SUMS: dict[str, Collection[Any]] = {
     "call_function": (operator.add, operator.iadd, torch.add),
@@ -25,60 +25,59 @@ _SUMS: dict[str, Collection[Any]] = {
 }
 
 
-class Following(NamedTuple):
-    """Nodes that a placed module can stand for, in their order, and the arguments that tell it to do what they do."""
+class Chain(NamedTuple):
+    """Nodes that a placed module replaces, in their order, and the arguments that make it do their work."""
 
     nodes: list[fx.Node]
     arguments: dict[str, Any]
 
 
-def following(
+def chain_after(
     root: nn.Module,
     node: fx.Node,
-    able: Collection[str],
+    fuses: Collection[str],
     *,
-    beside: Collection[fx.Node] = (),
+    readers: Collection[fx.Node] = (),
     kept: Collection[fx.Node] = (),
-) -> Following:
-    """What a module that is `able` to "add", to "relu", or both, can do together with its own at a `node`.
+) -> Chain:
+    """The sum and the ReLU after `node` that a module which `fuses` "add" or "relu" can take over.
 
-    A value that anything else reads is not passed over, nor is a node that is to be `kept`. Those `beside` read the
-    value of `node` itself in any case. A sum in place must be into the value: the memory of the residual is read
-    elsewhere.
+    A value with another user ends the chain, and so does a node in `kept`. `readers` read the value of `node` in any
+    case and do not count. A sum in place must write into the value: the residual's memory is read elsewhere.
     """
     nodes: list[fx.Node] = []
     arguments: dict[str, Any] = {}
-    user = _only_user(node, beside)
-    if "add" in able and user is not None and user not in kept and (found := _residual(root, user, node)):
+    user = _only_user(node, readers)
+    if "add" in fuses and user is not None and user not in kept and (found := _residual(root, user, node)):
         nodes.append(user)
         arguments.update(residual=found[0], order=found[1])
         user = _only_user(user)
-    if "relu" in able and user is not None and user not in kept and plain_activation(root, user) == "relu":
+    if "relu" in fuses and user is not None and user not in kept and plain_activation(root, user) == "relu":
         nodes.append(user)
-        arguments.update(activation="relu")
-    return Following(nodes, arguments)
+        arguments.update(relu=True)
+    return Chain(nodes, arguments)
 
 
-def leading(root: nn.Module, node: fx.Node, able: Collection[str]) -> tuple[fx.Node, Following]:
-    """What a module that applies the plain activation of a `node` itself can do before that, and where that begins.
+def chain_before(root: nn.Module, node: fx.Node, fuses: Collection[str]) -> tuple[fx.Node, Chain]:
+    """The chain that ends in the plain ReLU `node`, and the node at which it starts.
 
-    Other sums than those with a batch norm would have to be read twice, and nothing be won by it.
+    A sum is included only if it starts at a batch norm: any other sum would have to be read twice, with nothing gained.
     """
     value = node.all_input_nodes[0]
     for start in (value, *value.all_input_nodes):
-        follows = following(root, start, able) if _is_norm(root, start) else Following([], {})
-        if follows.nodes and follows.nodes[-1] is node:
-            return start, follows
-    return value, Following([node], {"activation": plain_activation(root, node)})
+        chain = chain_after(root, start, fuses) if _is_batch_norm(root, start) else Chain([], {})
+        if chain.nodes and chain.nodes[-1] is node:
+            return start, chain
+    return value, Chain([node], {"relu": True})
 
 
-def can_be_later(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
-    """Whether a node applies a batch norm that `norm_of` knows, and that can be done by a later `call` instead.
+def can_defer_norm(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
+    """Whether `node` is a batch norm that a later `call` can apply instead.
 
-    So it must be all that reads what it is given. Nor may anything be written in place in the meantime: that may be
-    the same memory by another name, and too much gives back what it is given to tell.
+    It must be the only user of its input. Nothing may be written in place in between either: that could be the same
+    memory under another name.
     """
-    if not _is_norm(root, node) or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+    if not _is_batch_norm(root, node) or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
         return False
     between = node.next
     while between is not call:
@@ -88,27 +87,20 @@ def can_be_later(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
     return _only_user(node.args[0]) is node
 
 
-def norm_of(module: nn.Module) -> Norm | None:
-    """What a module does as it is now, if that is torch's own batch norm with running statistics; None for others."""
-    if not isinstance(module, _BATCH_NORMS) or type(module) not in _BATCH_NORMS:  # a subclass may do more
+def batch_norm_of(module: nn.Module) -> BatchNorm | None:
+    """The computation of a module as it is now, if it is torch's own batch norm with running statistics; else None."""
+    if type(module) not in _BATCH_NORMS:  # a subclass may do more
         return None
+    assert isinstance(module, _BATCH_NORMS)
     mean, variance, weight, bias = module.running_mean, module.running_var, module.weight, module.bias
     if module.training or not _is_plain(module) or mean is None or variance is None or weight is None or bias is None:
         return None
-    return Norm(mean, variance, weight, bias, module.eps)
-
-
-def add(value: Any, residual: Any, order: Order) -> Any:
-    """The sum that a placed module stands for, by torch: its dtype, shape and layout may depend on the order."""
-    if order == "in place":
-        value += residual
-        return value
-    return residual + value if order == "residual first" else value + residual
+    return BatchNorm(mean, variance, weight, bias, module.eps)
 
 
 def plain_activation(root: nn.Module, node: fx.Node) -> str | None:
-    """The name of the activation function that a node applies, if it is torch's own and has no hooks."""
-    for known in KNOWN:
+    """Name of the activation function that a node applies, if it is torch's own and has no hooks."""
+    for known in KNOWN_ACTIVATIONS:
         if node.op == "call_module":
             module = root.get_submodule(str(node.target))
             if type(module) in known.modules and _is_plain(module):
@@ -118,28 +110,28 @@ def plain_activation(root: nn.Module, node: fx.Node) -> str | None:
     return None
 
 
-def _is_norm(root: nn.Module, node: fx.Node) -> bool:
-    return node.op == "call_module" and norm_of(root.get_submodule(str(node.target))) is not None
+def _is_batch_norm(root: nn.Module, node: fx.Node) -> bool:
+    return node.op == "call_module" and batch_norm_of(root.get_submodule(str(node.target))) is not None
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether it does what its class does: it has no hooks, nor a forward of its own."""
+    """Whether a module does what its class does: no hooks, no forward of its own."""
     return "forward" not in module.__dict__ and not any(getattr(module, hooks) for hooks in HOOKS)
 
 
-def _only_user(node: fx.Node, beside: Collection[fx.Node] = ()) -> fx.Node | None:
-    users = [user for user in node.users if user not in beside]
+def _only_user(node: fx.Node, readers: Collection[fx.Node] = ()) -> fx.Node | None:
+    users = [user for user in node.users if user not in readers]
     return users[0] if len(users) == 1 else None
 
 
 def _residual(root: nn.Module, node: fx.Node, value: fx.Node) -> tuple[fx.Node, Order] | None:
-    """What a node adds to a value, and in which order, if that is all it does."""
+    """The other summand and the order, if a node adds something to `value` and does nothing else."""
     if node.target not in _SUMS.get(node.op, ()) or node.kwargs or len(node.args) != 2:
         return None
     first, second = node.args
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node) or first is second:
         return None
-    if "get_attr" in (first.op, second.op):  # what is the same for all images lies as they do if there is but one
+    if "get_attr" in (first.op, second.op):  # a constant has an image's layout only in a batch of one
         return None
     if first is value:
         return second, "in place" if is_in_place(root, node) else "value first"

@@ -1,4 +1,4 @@
-"""Which nodes of a graph write into memory that others read."""
+"""Nodes of a graph that write into memory which other nodes read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from trueup.graph.activations import KNOWN_FUNCTIONS
+from trueup.graph.activations import ACTIVATION_FUNCTIONS
 
-# What gives its input back, or a view of it: writing into one writes into the other.
+# Operations that return their input or a view of it: writing into one writes into the other.
 _VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
 _VIEW_METHODS = {
     *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "narrow"),
@@ -40,7 +40,7 @@ IN_PLACE_OPERATORS = {
 
 
 def is_aliased(model: nn.Module, node: fx.Node) -> bool:
-    """Whether a node overwrites memory that anything but its own result refers to."""
+    """Whether a node overwrites memory to which anything besides its own result refers."""
     if not is_in_place(model, node):
         return False
     while node.all_input_nodes:
@@ -53,14 +53,14 @@ def is_aliased(model: nn.Module, node: fx.Node) -> bool:
 
 
 def is_in_place(model: nn.Module, node: fx.Node) -> bool:
-    """Whether a node overwrites what it is given."""
+    """Whether a node overwrites its input."""
     if node.op == "call_module":
         return getattr(model.get_submodule(str(node.target)), "inplace", False) is True
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     if node.op != "call_function":
         return False
-    flag = node.target in KNOWN_FUNCTIONS and any(argument is True for argument in node.args)
+    flag = node.target in ACTIVATION_FUNCTIONS and any(argument is True for argument in node.args)
     named = getattr(node.target, "__name__", "")
     operators = node.target in IN_PLACE_OPERATORS.values()
     return flag or operators or named.endswith("_") or node.kwargs.get("inplace") is True

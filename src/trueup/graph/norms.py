@@ -1,4 +1,4 @@
-"""The normalisation layers that are known, each in all its spellings."""
+"""Known normalisation layers, each in all its spellings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class KnownNorm:
-    """A normalisation in all its spellings. If it is `over_last` dimensions, channels are not always the second."""
+    """A normalisation in all its spellings. `over_last`: it normalises the last dimensions, so channels may be last."""
 
     name: str
     modules: tuple[type[nn.Module], ...]
@@ -32,12 +32,12 @@ NORM_MODULES = tuple(module for known in KNOWN_NORMS for module in known.modules
 
 
 def is_plain_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's norms, or of a class that adds nothing to its forward pass."""
+    """Whether a module is one of torch's norms, or a subclass that keeps its forward pass."""
     return isinstance(module, NORM_MODULES) and type(module).forward.__module__.startswith("torch.nn.")
 
 
 def channel_dim(known: KnownNorm, shape: Any) -> int | None:
-    """Which dimension holds the channels, of a norm over the last dimensions of this `shape`; None where it is open.
+    """Dimension that holds the channels of a norm over the last dimensions of this `shape`; None if that is ambiguous.
 
     >>> layer_norm = KNOWN_NORMS[3]
     >>> channel_dim(layer_norm, (768,)), channel_dim(layer_norm, (64, 8, 8)), channel_dim(layer_norm, (16, 64))

@@ -1,48 +1,43 @@
-"""What a site is, and how a caller chooses among a model's."""
+"""What a site is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, get_args
 
-from torch import nn
-
-from trueup.graph.activations import Activation, Kind
-
-Predicate = Callable[["Site"], bool]
+Kind = Literal["activation", "norm"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place where an activation function, or a norm, is applied: its `kind`.
+    """One place in a forward pass where an activation function or a norm is applied.
 
-    `name` is the path of the module that applies it (and the function's name, for a function), and `#2`, `#3`, ...
-    where the same path applies it again. `activation` is what is applied there, such as "relu" or "batch_norm";
-    `sparse` says that zero is this activation's way of being silent, `channels` which dimension of a norm's output
-    holds the channels.
+    name: path of the module that applies it (plus the function's name, for a function), and `#2`, `#3`, ... if the same
+        path applies it again.
+    kind: "activation", where `Correction` acts, or "norm", where `Evidence` acts.
+    operation: what is applied, such as "relu" or "batch_norm".
+    sparse: whether a zero means that the unit is off, as after a ReLU.
+    channel_dim: dimension of a norm's output that holds the channels.
     """
 
     name: str
-    activation: str
-    sparse: bool
-    kind: Kind = "activation"
-    channels: int = 1
+    kind: Kind
+    operation: str
+    sparse: bool = False
+    channel_dim: int = 1
 
 
-class Options(TypedDict, total=False):
-    """What `sites`, `calibrate`, `correct` and `measure` take alike, to choose the sites of a model.
+Select = Callable[[Site], bool]
 
-    activations: module classes and functions of your own that are activation functions, beside the known ones (the
-        ReLU, ELU and GELU families). A function must be called by a global name. Their zeros count as meant. A module
-        class may instead declare itself by `trueup_site = True`; its zeros count as any other value. A norm of one's
-        own, with the channels in the second dimension, says so by `trueup_site = "norm"`.
-    select: a predicate; only sites for which it is true count. `site.kind` tells activations from norms. (The norms by
-        which `Evidence` tells an unusual image are read in any case; reading changes nothing.)
-    leaves: module classes to be called as they are, not looked into: the way out where a forward pass has control
-        flow that cannot be followed. Activations inside a leaf are no sites.
-    """
 
-    activations: tuple[Activation, ...]
-    select: Predicate | None
-    leaves: tuple[type[nn.Module], ...]
+class Sites(tuple[Site, ...]):
+    """Sites in the order of the forward pass. Prints as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        rows = [("site", "kind", "operation"), *((site.name, site.kind, site.operation) for site in self)]
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        return "\n".join(f"{name:{widths[0]}}  {kind:{widths[1]}}  {what}" for name, kind, what in rows)

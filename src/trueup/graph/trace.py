@@ -1,6 +1,6 @@
-"""Following a forward pass symbolically, and recognising the sites in it.
+"""Symbolic tracing of a forward pass, and recognition of the sites in it.
 
-A module called three times is three sites, and `F.relu` is as good as `nn.ReLU`.
+A module that is called three times is three sites, and `F.relu` counts like `nn.ReLU`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
-from trueup.graph.activations import KNOWN, KNOWN_MODULES, Activation, declared_kind
+from trueup.graph.activations import ACTIVATION_MODULES, KNOWN_ACTIVATIONS, Activation, declared_kind
+from trueup.graph.clone import clone
 from trueup.graph.memory import IN_PLACE_OPERATORS, is_aliased
-from trueup.graph.site import Options, Site
 from trueup.graph.norms import KNOWN_NORMS, channel_dim, is_plain_norm
+from trueup.graph.site import Site, Sites
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Modules of torch.nn that apply an activation function in code that symbolic tracing cannot enter.
@@ -28,24 +29,59 @@ _OPAQUE = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 class TraceError(RuntimeError):
-    """A forward pass cannot be followed. The message says where, why, and what to do."""
+    """A forward pass cannot be traced. The message says where, why, and what to do."""
 
 
 class Place(NamedTuple):
-    """Where a site is in a graph. `aliased`: written in place, and what it overwrites can be read elsewhere."""
+    """A site and its node. `aliased`: the node writes in place into memory that is read elsewhere."""
 
     site: Site
     node: fx.Node
     aliased: bool
 
 
-def trace(model: nn.Module, **options: Unpack[Options]) -> tuple[fx.Graph, list[Place]]:
-    """The graph of a model in evaluation mode, and all its sites, selected or not."""
-    if unknown := options.keys() - Options.__annotations__:
-        raise TypeError(f"unknown option {min(unknown)!r}; known: {', '.join(Options.__annotations__)}")
-    activations, leaves = options.get("activations", ()), options.get("leaves", ())
+class Trace(NamedTuple):
+    """The traced forward pass of `model`, a clone in evaluation mode, and all its sites."""
+
+    model: nn.Module
+    graph: fx.Graph
+    places: list[Place]
+    activations: tuple[Activation, ...]
+    leaves: tuple[type[nn.Module], ...]
+
+    @property
+    def sites(self) -> Sites:
+        """All sites in the order of the forward pass."""
+        return Sites(place.site for place in self.places)
+
+    def copy(self) -> tuple[fx.Graph, list[Place]]:
+        """Copy of the graph, to be rewired, and its places."""
+        graph = fx.Graph(tracer_cls=self.graph._tracer_cls)
+        nodes: dict[fx.Node, fx.Node] = {}
+        output = graph.graph_copy(self.graph, nodes, return_output_node=True)
+        if output is not None:
+            graph.output(output[0])
+        graph._codegen = self.graph._codegen
+        return graph, [place._replace(node=nodes[place.node]) for place in self.places]
+
+
+def trace(
+    model: nn.Module,
+    *,
+    activations: tuple[Activation, ...] = (),
+    leaves: tuple[type[nn.Module], ...] = (),
+    own_buffers: bool = False,
+) -> Trace:
+    """Trace a clone of `model` in evaluation mode and find all its sites."""
     if not isinstance(activations, tuple) or not all(hasattr(a, "__name__") for a in activations):
-        raise TypeError(f"activations={activations!r}: want a tuple of module classes and functions")
+        raise TypeError(f"activations={activations!r}: expected a tuple of module classes and functions")
+    if not isinstance(leaves, tuple) or not all(isinstance(leaf, type) for leaf in leaves):
+        raise TypeError(f"leaves={leaves!r}: expected a tuple of module classes")
+    return retrace(clone(model, own_buffers=own_buffers).eval(), activations, leaves)
+
+
+def retrace(model: nn.Module, activations: tuple[Activation, ...], leaves: tuple[type[nn.Module], ...]) -> Trace:
+    """Trace a `model` that is a clone already, in evaluation mode."""
     classes = tuple(a for a in activations if isinstance(a, type))
     functions = tuple(a for a in activations if not isinstance(a, type))
     tracer = _Tracer((*classes, *leaves), functions)
@@ -54,7 +90,7 @@ def trace(model: nn.Module, **options: Unpack[Options]) -> tuple[fx.Graph, list[
             graph = tracer.trace(model, concrete_args=_flags(model))
     except Exception as error:
         raise TraceError(_why_not(model, error)) from error
-    for node in graph.nodes:  # fx numbers the inputs that it fixes, and callers know them by name
+    for node in graph.nodes:  # fx numbers the inputs that it fixes; callers know them by name
         if node.op == "placeholder" and node.target.rpartition("_")[0] in _flags(model):
             node.target = node.target.rpartition("_")[0]
 
@@ -75,11 +111,11 @@ def trace(model: nn.Module, **options: Unpack[Options]) -> tuple[fx.Graph, list[
                 f"activations: {given.__name__} is never called in the forward pass of {type(model).__name__}, "
                 "or, if it is a function, not by a global name"
             )
-    return graph, found
+    return Trace(model, graph, found, activations, leaves)
 
 
 class _Proxy(fx.Proxy):
-    """Knows that `x += y` changes x itself; to fx's own proxies it is `x = x + y`, and other names keep the old."""
+    """Records `x += y` as a change of x itself; fx's own proxies record `x = x + y`, and other names keep the old x."""
 
 
 def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[fx.Proxy, Any], Any]:
@@ -91,11 +127,11 @@ for _name, _function in IN_PLACE_OPERATORS.items():
 
 
 class _Tracer(fx.Tracer):
-    """Follows a forward pass down to torch's own modules, activation modules and the leaves asked for."""
+    """Traces down to torch's own modules, activation modules and the requested leaves."""
 
     def __init__(self, whole: tuple[type[nn.Module], ...], functions: tuple[Callable[..., Any], ...]) -> None:
         super().__init__(autowrap_functions=functions, param_shapes_constant=True)
-        self.whole = (*whole, *KNOWN_MODULES)
+        self.whole = (*whole, *ACTIVATION_MODULES)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = isinstance(m, self.whole) or is_plain_norm(m) or declared_kind(m) is not None
@@ -106,13 +142,13 @@ class _Tracer(fx.Tracer):
 
 
 def _flags(model: nn.Module) -> dict[str, Any]:
-    """Optional inputs that switch something on: fixed at their defaults, since what they switch must be known."""
+    """Optional inputs that switch something on, fixed at their defaults: a trace must know what they switch."""
     parameters = inspect.signature(model.forward).parameters.values()
     return {p.name: p.default for p in parameters if p.default is None or isinstance(p.default, bool | str)}
 
 
 class _Match(NamedTuple):
-    """A node that is a site, named by its path; and which of the given activations it is, if any."""
+    """A recognised site, named by its path, and which of the given activations it is, if any."""
 
     site: Site
     given: Activation | None = None
@@ -125,33 +161,34 @@ def _recognise(
     functions: tuple[Callable[..., Any], ...],
     leaves: tuple[type[nn.Module], ...],
 ) -> _Match | None:
-    """What a node is, if it is a site; None for others."""
+    """The site at a node, or None."""
     if node.op == "call_module":
         path, module = str(node.target), model.get_submodule(str(node.target))
         # The most derived of the given classes: a subclass may be given beside its parent.
         if given := [c for c in classes if isinstance(module, c)]:
             known_as = max(given, key=lambda c: len(c.__mro__))
-            return _Match(Site(path, known_as.__name__, True), known_as)
+            return _Match(Site(path, "activation", known_as.__name__, sparse=True), known_as)
         if (kind := declared_kind(module)) is not None:
-            return _Match(Site(path, type(module).__name__, False, kind))
-        for known in KNOWN:
+            return _Match(Site(path, kind, type(module).__name__))
+        for known in KNOWN_ACTIVATIONS:
             if isinstance(module, known.modules):
-                return _Match(Site(path, known.name, known.sparse))
+                return _Match(Site(path, "activation", known.name, known.sparse))
         if is_plain_norm(module):
             return _norm(path, module, getattr(module, "normalized_shape", None))
-        if not isinstance(module, leaves) and any(isinstance(m, (*KNOWN_MODULES, *_OPAQUE)) for m in module.modules()):
+        opaque = (*ACTIVATION_MODULES, *_OPAQUE)
+        if not isinstance(module, leaves) and any(isinstance(m, opaque) for m in module.modules()):
             warnings.warn(
-                f"the activation inside {path!r} ({type(module).__name__}) cannot be reached and is no site",
+                f"the activation inside {path!r} ({type(module).__name__}) cannot be reached and is left alone",
                 stacklevel=2,
             )
     elif node.op in ("call_function", "call_method"):
-        for known in KNOWN:
+        for known in KNOWN_ACTIVATIONS:
             if node.target in (known.functions if node.op == "call_function" else known.methods):
-                return _Match(Site(_path_of_function(node, known.name), known.name, known.sparse))
+                return _Match(Site(_path_of_function(node, known.name), "activation", known.name, known.sparse))
         for function in functions:
             if node.target is function:
                 name = function.__name__
-                return _Match(Site(_path_of_function(node, name), name, True), function)
+                return _Match(Site(_path_of_function(node, name), "activation", name, sparse=True), function)
         shape = node.kwargs.get("normalized_shape", node.args[1] if len(node.args) > 1 else None)
         return _norm("", node, shape)
     return None
@@ -164,8 +201,8 @@ def _norm(path: str, what: nn.Module | fx.Node, shape: Any) -> _Match | None:
             here, path = what.target in known.functions, _path_of_function(what, known.name)
         else:
             here = isinstance(what, known.modules)
-        if here and (channels := channel_dim(known, shape)) is not None:
-            return _Match(Site(path, known.name, False, "norm", channels))
+        if here and (dim := channel_dim(known, shape)) is not None:
+            return _Match(Site(path, "norm", known.name, channel_dim=dim))
     return None
 
 
@@ -176,10 +213,10 @@ def _path_of_function(node: fx.Node, name: str) -> str:
 
 @contextmanager
 def _undisturbed(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
-    """Trace a model without a trace: attributes and buffers are afterwards what they were, and no hook is run.
+    """Restore attributes and buffers after tracing, and run no hook during it.
 
-    Hooks on modules that are looked into would see fx's proxies; those on leaves are called where the leaf is.
-    Tensors that the forward pass makes become buffers of the model, so that they follow it to its device.
+    Hooks on modules that are traced into would see fx's proxies; hooks on leaves run where the leaf is called. Tensors
+    that the forward pass creates become buffers of the model, so that they follow it to its device.
     """
     for name in [name for name in model._buffers if name.startswith("_tensor_constant")]:
         del model._buffers[name]  # of an earlier trace
@@ -205,7 +242,7 @@ def _undisturbed(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
 
 
 def _why_not(model: nn.Module, error: Exception) -> str:
-    """Says where the forward pass could not be followed, why, and the ways out."""
+    """Say where the forward pass could not be traced, why, and the ways out."""
     kind, path, where = type(model).__name__, "", ""
     names = {id(module): name for name, module in model.named_modules()}
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -215,12 +252,12 @@ def _why_not(model: nn.Module, error: Exception) -> str:
             kind, path = type(module).__name__, names[id(module)]
             where = f", {code.co_filename}:{line}"
     way_out = (
-        f"pass leaves=({kind},) to have {kind} called as it is (activations inside it are then no sites)"
+        f"pass leaves=({kind},) to call {kind} as it is (activations inside it are then left alone)"
         if path
         else "move that part into a submodule of its own and name its class in leaves=(...)"
     )
     return (
-        f"cannot follow the forward pass of {type(model).__name__}: in {path or 'its own forward'} ({kind}{where}): "
-        f"{error}. Ways out: {way_out}; or choose by torch.where instead of `if`; or wrap a helper function with "
+        f"cannot trace the forward pass of {type(model).__name__}: in {path or 'its own forward'} ({kind}{where}): "
+        f"{error}. Ways out: {way_out}; or use torch.where instead of `if`; or wrap a helper function with "
         "torch.fx.wrap"
     )

@@ -34,3 +34,71 @@ __all__ = [
     "quantile_rows",
     "realign",
 ]
+
+# shim
+from typing import Any, Literal
+
+from trueup import functional as _f
+from trueup.rules import Correction as _C
+
+BatchNorm = Norm
+Order = Literal["value first", "residual first", "in place"]
+from trueup.kernels import moments as moments
+from trueup.kernels import realign as _realign_old
+from trueup.kernels.realign import realign as _realign0
+
+
+def finish(value, residual, order, relu):
+    if residual is not None:
+        if order == "in place":
+            value += residual
+        else:
+            value = residual + value if order == "residual first" else value + residual
+    return value.relu() if relu else value
+
+
+def realign(a, reference, gate=None, *, norm=None, residual=None, order="value first", relu=False):
+    along = residual if alike(a, residual) else None
+    whole = residual is None or along is not None
+    out = _realign0(a, reference, gate, residual=along, relu=relu and whole, norm=norm)
+    return out if whole else finish(out, residual, order, relu)
+
+
+class _R:
+    def __init__(self, step, location, sparse, method):
+        self.step, self.location, self.sparse, self.method = step, location, sparse, method
+
+
+def transport(
+    a,
+    curve,
+    step,
+    *,
+    location,
+    sparse,
+    exact=False,
+    even_levels=False,
+    norm=None,
+    residual=None,
+    order="value first",
+    relu=False,
+):
+    rule = _R(step, location, sparse, "sort" if exact else "auto")
+    if relu and norm is not None and can_follow_norm(a, norm, residual, rule):
+        return correct_after_norm(a, norm, residual, curve, rule)
+    a = a if norm is None else norm(a)
+    a = finish(a, residual, order, False)
+    if has_histogram(rule, a):
+        return correct(a, curve, rule, relu=relu)
+    return _f.correct(
+        a.relu() if relu else a,
+        curve[1],
+        step,
+        location=location,
+        sparse=sparse,
+        levels=None if even_levels else curve[0],
+    )
+
+
+def gate_values(moments, floors, gate, budget, ramp, least):
+    return openness(moments, floors, gate, budget, least)

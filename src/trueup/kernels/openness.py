@@ -37,7 +37,7 @@ def openness(moments: Sequence[Tensor], floors: Sequence[Tensor], gate: Gate, bu
 def _anywhere(moments: Sequence[Tensor], floors: Sequence[Tensor], *arguments: Any) -> Tensor:
     *gate, budget, least = arguments
     seen = [definition.features(m.detach(), floor) for m, floor in zip(moments, floors, strict=True)]
-    g = definition.openness(Gate(*gate).p_values(torch.cat(seen, dim=1)), budget).float()
+    g = definition.gate_values(Gate(*gate).p_values(torch.cat(seen, dim=1)), budget, 20.0).float()
     opened: Tensor = least + (1 - least) * g
     return opened
 

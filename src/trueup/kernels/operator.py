@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.rules import Correction
 from trueup.kernels import plain
 from trueup.kernels.layout import alike, as_rows, has_channels_last, in_memory_order
 from trueup.kernels.norm import Norm
 from trueup.kernels.tangent import has_tangent
+from trueup.rules.correction import Correction
 
 _Rows = Callable[..., Tensor]
 _WIDTHS = (torch.float32, torch.bfloat16, torch.float16)

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueup.functional.gate import KNOTS, RAMP, Gate
+from trueup.functional.gate import KNOTS, Gate
+
+RAMP = 20.0
 from trueup.kernels.triton_launch import Launch, aligned
 
 BLOCK = 128  # channels, or scores, that a program does at a time

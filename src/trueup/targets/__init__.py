@@ -1,6 +1,9 @@
-"""What is known of clean data: one target per activation and norm, their sums over images, and the file they live in."""
+"""What is known of clean data: a target per activation and per norm, their accumulation over images, and their file."""
 
+from trueup.targets.accumulate import Accumulator
+from trueup.targets.activation import ActivationTarget
 from trueup.targets.fingerprint import Fingerprint
-from trueup.targets.targets import ActivationTarget, NormTarget, Targets
+from trueup.targets.norm import NormTarget
+from trueup.targets.values import Targets
 
-__all__ = ["ActivationTarget", "Fingerprint", "NormTarget", "Targets"]
+__all__ = ["Accumulator", "ActivationTarget", "Fingerprint", "NormTarget", "Targets"]

@@ -1,4 +1,4 @@
-"""Fingerprints: telling whether targets belong to a model, and naming what differs where they do not."""
+"""Fingerprints: whether targets belong to a model, and what differs if they do not."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor, nn
 
 # Rounding to bfloat16 moves a projection by about 0.001 of the norm; another training run, by as much as the norm.
 TOLERANCE = 0.01
-SMALL = 1 << 16  # values; of larger tensors, the copies in double precision are made one at a time
+SMALL = 1 << 16  # values; larger tensors are copied to double precision one at a time
 
 
 @dataclass(frozen=True)
 class Print:
-    """What is remembered of one parameter or buffer: its shape, its norm, and one fixed projection of its values."""
+    """Summary of one parameter or buffer: its shape, its norm, and one fixed projection of its values."""
 
     shape: tuple[int, ...]
     norm: float
     projection: float
 
     def matches(self, other: Print) -> bool:
-        """The same values, but for rounding to another precision."""
+        """Whether the values are equal up to rounding to another precision."""
         close = abs(self.projection - other.projection) <= TOLERANCE * max(self.norm, other.norm)
         return self.shape == other.shape and close
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The parameters and buffers of a model, remembered by a few numbers each.
+    """Summary of a model's parameters and buffers, a few numbers each.
 
-    Casting the model to half precision, moving it, or calling it through `torch.compile` does not change whose
-    targets fit; training it does, once a parameter has moved by more than about a hundredth of its norm.
+    Casting the model to half precision, moving it, or compiling it keeps the fingerprint; training changes it once a
+    parameter has moved by more than about a hundredth of its norm.
     """
 
     tensors: Mapping[str, Print]
@@ -45,7 +45,7 @@ class Fingerprint:
         return cls(dict(zip(state, _prints(list(state.values())), strict=True)))
 
     def difference(self, other: Fingerprint) -> str:
-        """Names the first thing in which `other` differs, in words; empty where nothing does."""
+        """Describe the first difference from `other` in words; empty if there is none."""
         for name in [*self.tensors, *other.tensors]:
             mine, theirs = self.tensors.get(name), other.tensors.get(name)
             if mine is None or theirs is None:
@@ -57,17 +57,19 @@ class Fingerprint:
         return ""
 
     def to_json(self) -> str:
-        """As text, for a file's header."""
+        """Text for a file's header."""
         return json.dumps({name: [p.shape, p.norm, p.projection] for name, p in self.tensors.items()})
 
     @classmethod
     def from_json(cls, text: str) -> Fingerprint:
-        """What `to_json` wrote."""
+        """Read what `to_json` wrote."""
         return cls({name: Print(tuple(s), n, p) for name, (s, n, p) in json.loads(text).items()})
 
 
 def _prints(tensors: list[Tensor]) -> list[Print]:
-    """Small tensors of one length together, and all numbers fetched at once: a model has hundreds, maybe on a GPU."""
+    """Summaries of all tensors. Small ones of equal length go together and all results are fetched at once, since a model
+    on a GPU has hundreds.
+    """
     alike: dict[tuple[object, ...], list[int]] = {}
     longest: dict[torch.device, int] = {}
     for number, tensor in enumerate(tensors):

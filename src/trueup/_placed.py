@@ -1,0 +1,167 @@
+"""The modules that `correct` places at sites: one per rule, and the gate's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueup import kernels
+from trueup.functional import evidence
+from trueup.functional.gate import Gate
+from trueup.graph import Site, batch_norm_of
+from trueup.kernels import BatchNorm, Order
+from trueup.rules import Correction, Evidence
+from trueup.targets import ActivationTarget, NormTarget
+
+
+class _AtSite(nn.Module):
+    """A placed module. Its buffers follow the model to its device, but keep their precision."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _AtSite:
+        exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in exact.items():
+            self._buffers[name] = buffer.to(self.get_buffer(name).device)
+        return self
+
+
+class Transport(_AtSite):
+    """Applies `Correction` to the activations of one site.
+
+    It can also apply the batch norm, the residual sum and the ReLU that lead to them.
+    """
+
+    curve: Tensor
+
+    def __init__(self, site: Site, target: ActivationTarget, rule: Correction) -> None:
+        super().__init__()
+        self.name, self.rule, self.sparse = site.name, rule, rule.sparse and site.sparse
+        self.even_levels = target.levels is None
+        self.fuses = () if rule.method == "sort" else ("batch_norm", "add", "relu")
+        self.register_buffer("curve", kernels.curve_of(target.target, target.levels), persistent=False)
+
+    def forward(
+        self,
+        a: Tensor,
+        *,
+        norm: nn.Module | None = None,
+        residual: Any = None,
+        order: Order = "value first",
+        relu: bool = False,
+    ) -> Tensor:
+        a, batch_norm = _resolved(a, norm)
+        return kernels.transport(
+            a,
+            self.curve,
+            self.rule.step,
+            location=self.rule.location,
+            sparse=self.sparse,
+            exact=self.rule.method == "sort",
+            even_levels=self.even_levels,
+            norm=batch_norm,
+            residual=residual,
+            order=order,
+            relu=relu,
+        )
+
+    def extra_repr(self) -> str:
+        """Text inside torch's repr of the module."""
+        return f"{self.name!r}, step={self.rule.step:.3g}"
+
+
+class Realign(_AtSite):
+    """Applies `Evidence` to one norm's output.
+
+    Evidence and base are multiplied by the image's gate value or, where that is not known yet, by `share`. The batch
+    norm before it, and the residual sum and ReLU after it, can be part of the same pass.
+    """
+
+    fuses = ("batch_norm", "add", "relu")
+    reference: Tensor
+
+    def __init__(self, site: Site, target: NormTarget, rule: Evidence, share: float = 1.0) -> None:
+        super().__init__()
+        self.name, self.channel_dim = site.name, site.channel_dim
+        self.rule, self.share = rule, share
+        self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
+
+    def forward(
+        self,
+        a: Tensor,
+        gate: Tensor | None = None,
+        *,
+        norm: nn.Module | None = None,
+        residual: Any = None,
+        order: Order = "value first",
+        relu: bool = False,
+    ) -> Tensor:
+        a, batch_norm = _resolved(a, norm)
+        moved, along = _moved_dim(a, self.channel_dim, 1), residual
+        if self.channel_dim != 1 and residual is not None:
+            # Only a residual of the same shape has the same dimensions.
+            same = isinstance(residual, Tensor) and residual.shape == a.shape
+            along = _moved_dim(residual, self.channel_dim, 1) if same else None
+        whole = residual is None or along is not None
+        out = kernels.realign(
+            moved, self.reference, gate, norm=batch_norm, residual=along, order=order, relu=relu and whole
+        )
+        out = _moved_dim(out, 1, self.channel_dim)
+        return out if whole else kernels.finish(out, residual, order, relu)
+
+    def extra_repr(self) -> str:
+        """Text inside torch's repr of the module."""
+        bands = ", bands" if self.reference.shape[1] == 3 else ""
+        share = f", share={self.share:.3g}" if self.share != 1 else ""
+        return f"{self.name!r}, strength={self.rule.strength:.3g}, base={self.rule.base:.3g}{share}{bands}"
+
+
+class GateReader(nn.Module):
+    """Measures the moments of one norm's output for the gate."""
+
+    def __init__(self, site: Site, *, bands: bool) -> None:
+        super().__init__()
+        self.name, self.bands, self.channel_dim = site.name, bands, site.channel_dim
+
+    def forward(self, a: Tensor) -> Tensor:
+        return kernels.moments(_moved_dim(a, self.channel_dim, 1), bands=self.bands)
+
+    def extra_repr(self) -> str:
+        """Text inside torch's repr of the module."""
+        return f"{self.name!r}{', bands' if self.bands else ''}"
+
+
+class GateValue(_AtSite):
+    """Gate value per image `(batch,)` from the moments that the readers measured."""
+
+    def __init__(self, gate: Gate, floors: list[Tensor], rule: Evidence) -> None:
+        super().__init__()
+        self.budget, self.ramp, self.least = float(rule.budget), float(rule.ramp), float(rule.least)
+        tensors = {**gate._asdict(), **{f"floor{k}": floor for k, floor in enumerate(floors)}}
+        self.names = list(tensors)
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, *moments: Tensor) -> Tensor:
+        tensors = [getattr(self, name) for name in self.names]
+        gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]
+        return kernels.gate_values(moments, floors, gate, self.budget, self.ramp, self.least)
+
+    def extra_repr(self) -> str:
+        """Text inside torch's repr of the module."""
+        return f"budget={self.budget:.3g}" + (f", least={self.least:.3g}" if self.least else "")
+
+
+def _resolved(a: Tensor, norm: nn.Module | None) -> tuple[Tensor, BatchNorm | None]:
+    """A fused norm as numbers; applied at once if it has become something else since the graph was built."""
+    if norm is None:
+        return a, None
+    found = batch_norm_of(norm)
+    return (norm(a), None) if found is None else (a, found)
+
+
+def _moved_dim(a: Tensor, source: int, to: int) -> Tensor:
+    """`movedim`, of which torch makes a view even if nothing moves: a microsecond, dozens of times per pass."""
+    return a if source == to else torch.movedim(a, source, to)

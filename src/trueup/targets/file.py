@@ -1,0 +1,162 @@
+"""The targets file: one safetensors file, versioned and checksummed, and checked in every part when it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from trueup.atomic import write_atomically
+from trueup.targets.activation import ActivationTarget
+from trueup.targets.fingerprint import Fingerprint
+from trueup.targets.norm import NormTarget
+
+if TYPE_CHECKING:
+    from trueup.targets.values import Targets
+
+FORMAT = "trueup-targets"
+VERSION = 4
+"""Of the file format; newer ones are refused. 1 had no norms, 2 no gate, 3 no checksum."""
+
+_GROUPS = {"activations": "", "norms": "", "gate": "gate_"}  # each with a prefix of its tensors' names
+_FORMER_NAMES = {"activations": "sites", "norms": "channels", "gate": "gate"}  # up to version 3
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
+
+
+def contents(targets: Targets) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Everything that a file holds: tensors by name, and text by name."""
+    tensors: dict[str, Tensor] = {"sampled": targets.sampled}
+    metadata = {"format": FORMAT, "version": str(VERSION), "fingerprint": targets.fingerprint.to_json()}
+    for group, prefix in _GROUPS.items():
+        records = {}
+        for name, target in getattr(targets, group).items():
+            values = {part.name: getattr(target, part.name) for part in dataclasses.fields(target)}
+            parts = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+            tensors |= {f"{name}/{prefix}{key}": value.contiguous() for key, value in parts.items()}
+            records[name] = {key: value for key, value in values.items() if key not in parts}
+        metadata[group] = json.dumps(records)
+    return tensors, metadata
+
+
+def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a file whole or not at all. The same contents give the same bytes."""
+    metadata = {**metadata, "checksum": _checksum(tensors, metadata)}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps each tensor aligned
+    end, parts = 0, []
+    for name in names:
+        parts.append(_bytes(tensors[name]))
+        begin, end = end, end + len(parts[-1])
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": _DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    write_atomically(Path(path), struct.pack("<Q", len(text)) + text + b"".join(parts))
+
+
+def read(path: str | PathLike[str]) -> dict[str, Any]:
+    """Fields of `Targets` from a file. Raises ValueError, with the file's name and the reason, if anything is wrong."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no targets at {path}; make them with trueup.calibrate(model, loader).save(path)")
+    try:
+        with safetensors.safe_open(path, framework="pt") as opened:
+            metadata: dict[str, str] = opened.metadata() or {}
+            version = _version(path, metadata)
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is not a trueup targets file, or is damaged or cut short ({error})") from error
+    try:
+        if version >= 4 and metadata.get("checksum") != _checksum(tensors, metadata):
+            raise ValueError("its contents do not match its checksum")
+        groups = {group: dict(_targets(group, version, metadata, tensors)) for group in _GROUPS}
+        if not (groups["activations"] or groups["norms"]):
+            raise ValueError("it holds no targets")
+        _check("sampled", tensors["sampled"], torch.int64, 1)
+        return {
+            **groups,
+            "sampled": tensors["sampled"],
+            "fingerprint": Fingerprint.from_json(metadata["fingerprint"]),
+        }
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise ValueError(f"{path} is a damaged trueup targets file: {what}; calibrate again") from error
+
+
+def _version(path: str | PathLike[str], metadata: Mapping[str, str]) -> int:
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is a safetensors file without trueup targets")
+    version = metadata.get("version", "")
+    if not (version.isascii() and version.isdigit()):
+        raise ValueError(f"{path} is a damaged trueup targets file (format version {version!r})")
+    if int(version) > VERSION:
+        raise ValueError(
+            f"{path} has format version {version}, this trueup reads up to {VERSION}: upgrade trueup, or calibrate again"
+        )
+    return int(version)
+
+
+def _targets(
+    group: str, version: int, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, ActivationTarget | NormTarget]]:
+    """Targets of a group by name; none in a file of a version that did not have the group."""
+    records = json.loads(metadata.get(group if version >= 4 else _FORMER_NAMES[group], "{}"))
+    for name, record in records.items():
+        prefix = f"{name}/{_GROUPS[group]}"
+        shape, images = tuple(record["shape"]), record["images"]
+        if not all(_is_count(side) for side in (*shape, images)):
+            raise ValueError(f"site {name!r} has shape {shape} and {images!r} images")
+        total, sample = tensors[f"{prefix}total"], tensors[f"{prefix}sample"]
+        if group == "activations":
+            square, levels = tensors[f"{prefix}square"], tensors.get(f"{prefix}levels")
+            _check(name, total, torch.float64, 1, ascending=True)
+            _check(name, square, torch.float64, 1)
+            _check(name, sample, torch.float32, 2, ascending=True)
+            if levels is not None:
+                _check(name, levels, torch.float64, 1, ascending=True)
+                if levels[0] != 0 or levels[-1] != 1:
+                    raise ValueError(f"the quantile levels of site {name!r} do not run from 0 to 1")
+            loss = record["loss"]
+            if isinstance(loss, bool) or not isinstance(loss, int | float) or not 0 <= loss < float("inf"):
+                raise ValueError(f"site {name!r} has the compression loss {loss!r}")
+            yield name, ActivationTarget(shape, levels, total, square, loss, images, sample)
+        else:
+            _check(name, total, torch.float64, 2)
+            _check(name, sample, torch.float16, 3)
+            yield name, NormTarget(shape, total, images, sample)
+
+
+def _check(name: str, tensor: Tensor, dtype: torch.dtype, dims: int, *, ascending: bool = False) -> None:
+    if tensor.dtype != dtype or tensor.dim() != dims or (dims == 1 and not len(tensor) and name != "sampled"):
+        raise ValueError(f"{name!r} holds {tensor.dtype} of shape {tuple(tensor.shape)}, expected {dims}-D {dtype}")
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        raise ValueError(f"{name!r} holds NaN or infinity")
+    if ascending and (tensor.diff(dim=-1) < -1e-6 * tensor.abs().amax(dim=-1, keepdim=True)).any():
+        raise ValueError(f"the quantiles of {name!r} are not ascending")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 of all text and tensors."""
+    digest = hashlib.sha256(json.dumps({k: v for k, v in metadata.items() if k != "checksum"}, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    data: bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return data

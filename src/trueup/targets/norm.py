@@ -1,0 +1,113 @@
+"""Target of one norm site: the statistics of its channels on clean images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueup import kernels
+from trueup.functional import evidence, gate
+from trueup.rules import Evidence
+
+FLOOR = Evidence.floor
+
+
+@dataclass(frozen=True, eq=False)
+class NormTarget:
+    """One norm's output on clean images: the usual mean and deviations of each channel's map.
+
+    One row per moment, as in `functional.evidence.moments`: mean and variance and, if maps are large enough for bands,
+    the variances of both bands; the gate also keeps the high band's mean absolute value. Sums over all images and the
+    moments of sampled images, so adding two is merging them. The floor of the logarithms depends on all images, so
+    logarithms are taken only when a rule is applied: no split of the data can make a difference.
+    """
+
+    shape: tuple[int, ...]  # of one image's activations, channels first
+    total: Tensor  # (2, 4 or 5, channels) float64: sum of the images' moments
+    images: int
+    sample: Tensor  # (sampled images, 2, 4 or 5, channels) float16: moments with deviations in place of variances
+
+    def __post_init__(self) -> None:
+        if self.total.dim() != 2 or self.total.shape != self.sample.shape[1:] or len(self.total) not in (2, 4, 5):
+            shapes = [tuple(t.shape) for t in (self.total, self.sample)]
+            raise ValueError(f"the tensors of a norm target do not fit together: shapes {shapes}")
+
+    def __add__(self, other: NormTarget) -> NormTarget:
+        """Sums of both; the caller merges the samples. Bands stay only if the maps of all images had them."""
+        rows = min(len(self.total), len(other.total))
+        return NormTarget(
+            shape=self.shape,
+            total=self.total[:rows] + other.total[:rows],
+            images=self.images + other.images,
+            sample=self.sample[:, :rows],
+        )
+
+    @property
+    def bands(self) -> bool:
+        """Whether the deviations of both bands are known."""
+        return len(self.total) > 2
+
+    def reference(self, rule: Evidence) -> Tensor:
+        """Reference of a rule `(5, 2, channels)`, or `(5, 3, channels)` with bands, float64: see `functional.evidence`."""
+        rows = self._rows(bands=rule.bands)
+        floor = self._floor(rows, rule.floor)
+        clean = self._statistics(rows, floor)
+        return evidence.reference_of(clean, floor, strength=rule.strength, base=rule.base, counts=rule.counts)
+
+    def mean_evidence(self, a: Tensor) -> Tensor:
+        """Mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""
+        rows = self._rows(bands=True)
+        floor = self._floor(rows)
+        usual = evidence.centre_and_spread(self._statistics(rows, floor))
+        moments = kernels.moments(a, bands=self.bands)[:, rows].double().cpu()
+        return evidence.z_squared(evidence.statistics(moments, floor), usual).mean(dim=(1, 2))
+
+    def clean_evidence(self) -> Tensor:
+        """Mean evidence of each sampled image `(sampled images,)`, measured against the others.
+
+        If one of n images lies z spreads (of all n) away, that is n z² / (n - 1 - z²).
+        """
+        rows = self._rows(bands=True)
+        floor = self._floor(rows)
+        clean = self._statistics(rows, floor)
+        z2 = evidence.z_squared(clean, evidence.centre_and_spread(clean))
+        n = len(clean)
+        return (n * z2 / (n - 1 - z2).clamp(min=1e-3)).mean(dim=(1, 2))
+
+    @property
+    def floor(self) -> Tensor:
+        """Floor of each variance `(k, channels)`."""
+        return self._floor(list(range(len(self.total))))
+
+    def features(self, a: Tensor) -> Tensor:
+        """Features that the gate reads from activations `(batch, channels, ...)`: `(batch, d)` float64."""
+        return gate.features(kernels.moments(a, bands=self.bands), self.floor.to(a.device))
+
+    def clean_features(self) -> Tensor:
+        """Features of the sampled images `(sampled images, d)`."""
+        kept = self.sample.double()
+        return gate.features(torch.cat([kept[:, :1], kept[:, 1:4].square(), kept[:, 4:]], dim=1), self.floor)
+
+    def _rows(self, *, bands: bool) -> list[int]:
+        return [0, 2, 3] if bands and self.bands else [0, 1]
+
+    def _floor(self, rows: list[int], share: float = FLOOR) -> Tensor:
+        """Floor of the variance `(k, channels)`; arbitrary for a channel that never varies."""
+        return (share * self.total[rows] / self.images).clamp(min=1e-24)
+
+    def _statistics(self, rows: list[int], floor: Tensor) -> Tensor:
+        """Statistics of the sampled images."""
+        kept = self.sample[:, rows].double()
+        return evidence.statistics(torch.cat([kept[:, :1], kept[:, 1:].square()], dim=1), floor)
+
+
+def condensed(moments: Tensor) -> Tensor:
+    """Moments of single images `(batch, k, channels)` as they are kept: deviations in place of variances, float16.
+
+    Three digits are plenty beside the spread over images, and halve the file, most of which is this.
+    """
+    limit = torch.finfo(torch.float16).max
+    parts = [moments[:, :1], moments[:, 1:4].sqrt(), moments[:, 4:]]
+    return torch.cat(parts, dim=1).clamp(-limit, limit).half()

@@ -1,0 +1,128 @@
+"""`Targets`: everything that is known of a model's activations on clean images, as a value that merges and compares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from trueup.functional.gate import Gate, fit
+from trueup.targets import file
+from trueup.targets.activation import ActivationTarget
+from trueup.targets.fingerprint import Fingerprint
+from trueup.targets.norm import NormTarget
+
+SAMPLE = 512  # images whose statistics are kept per site: enough to tell what one in a hundred looks like
+GATE_SAMPLE = 4096  # images kept for the gate: half of them rank, and should tell what one in a thousand looks like
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """What a model's activations look like on clean images, made by `trueup.calibrate`.
+
+        targets = trueup.calibrate(model, monday) + trueup.calibrate(model, tuesday)
+        targets.save("model.trueup.safetensors")
+        robust = trueup.correct(model, trueup.Targets.load("model.trueup.safetensors"))
+
+    `activations` and `norms` hold one target per site, by the site's name, in the order of the forward pass. `gate`
+    holds more images for the few norms by which `Evidence` tells an unusual image. Two are equal if their contents are.
+    """
+
+    activations: Mapping[str, ActivationTarget]
+    norms: Mapping[str, NormTarget]
+    gate: Mapping[str, NormTarget]
+    # Images kept singly, named by a hash of their content, smallest first. Each target keeps the first few of them.
+    sampled: Tensor  # (<= GATE_SAMPLE,) int64
+    fingerprint: Fingerprint
+
+    def __repr__(self) -> str:
+        return f"Targets({len(self.activations)} activations, {len(self.norms)} norms, {self.images} images)"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Targets):
+            return NotImplemented
+        mine, theirs = file.contents(self), file.contents(other)
+        return mine[1] == theirs[1] and mine[0].keys() == theirs[0].keys() and all(map(_same, *_paired(mine, theirs)))
+
+    __hash__ = None  # type: ignore[assignment]  # equality compares tensors
+
+    @property
+    def images(self) -> int:
+        """How many images were seen."""
+        return next((target.images for group in (self.activations, self.norms) for target in group.values()), 0)
+
+    def __add__(self, other: Targets) -> Targets:
+        """Targets of both sets of images together."""
+        if not isinstance(other, Targets):
+            return NotImplemented
+        if difference := self.fingerprint.difference(other.fingerprint):
+            raise ValueError(f"these targets belong to two different models and cannot be added: {difference}")
+        for mine, theirs in ((self.activations, other.activations), (self.norms, other.norms)):
+            if list(mine) != list(theirs):
+                raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
+        sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)
+        shared = [name for name in self.gate if name in other.gate]  # with small images the gate may read other norms
+        many, few = (_Kept(len(self.sampled), order[:most]) for most in (GATE_SAMPLE, SAMPLE))
+        return Targets(
+            activations={name: _merge(name, t, other.activations[name], few) for name, t in self.activations.items()},
+            norms={name: _merge(name, t, other.norms[name], few) for name, t in self.norms.items()},
+            gate={name: _merge(name, self.gate[name], other.gate[name], many) for name in shared},
+            sampled=sampled[: GATE_SAMPLE if shared else SAMPLE],
+            fingerprint=self.fingerprint,
+        )
+
+    @functools.cached_property
+    def fitted_gate(self) -> Gate:
+        """The gate, fitted to the features of the norms in `gate`, in their order."""
+        clean = torch.cat([site.clean_features() for site in self.gate.values()], dim=1)
+        return fit(clean, self.sampled[: len(clean)])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write one safetensors file. It contains only numbers and text; loading it runs no code."""
+        file.write(path, *file.contents(self))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Targets:
+        """Read a file that `save` wrote. Raises ValueError if it is damaged, foreign, or of a newer format."""
+        return cls(**file.read(path))
+
+
+_Target = TypeVar("_Target", ActivationTarget, NormTarget)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Which sampled images survive a merge: `order` counts the first part's `first` images, then the second part's."""
+
+    first: int
+    order: Tensor
+
+    def rows(self, a: Tensor, b: Tensor) -> Tensor:
+        """Their rows. A target may keep only the first of the sampled images, so `a` and `b` may be shorter."""
+        if not len(b):
+            return a
+        with torch.autocast("cpu", enabled=False):  # autocast cannot concatenate float16 on a CPU
+            both = torch.cat([a, b])
+        return both[torch.where(self.order < self.first, self.order, self.order - self.first + len(a))]
+
+
+def _merge(name: str, a: _Target, b: _Target, kept: _Kept) -> _Target:
+    try:
+        total = a + b
+    except ValueError as error:
+        raise ValueError(f"site {name!r}: {error}") from error
+    other = b.sample[:, : total.sample.shape[1]]
+    return replace(total, sample=kept.rows(total.sample, other))
+
+
+def _paired(a: tuple[Mapping[str, Tensor], object], b: tuple[Mapping[str, Tensor], object]) -> tuple[list[Tensor], ...]:
+    return list(a[0].values()), [b[0][name] for name in a[0]]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
