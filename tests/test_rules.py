@@ -78,7 +78,7 @@ def test_rules_are_values(rule):
 
 @pytest.mark.parametrize("rule", [Evidence(), Evidence(budget=1, depth=0.4), Evidence(counts=(1, 1, 1), floor=0.01)])
 def test_evidence_prints_as_the_call_that_makes_it(rule):
-    assert eval(repr(rule)) == rule  # noqa: S307
+    assert eval(repr(rule)) == rule
 
 
 @pytest.mark.parametrize(
