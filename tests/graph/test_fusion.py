@@ -1,4 +1,4 @@
-"""The sum and the relu after a norm in one pass with what is placed there: where nothing can tell, and nowhere else."""
+"""A norm, a sum and a ReLU done together with what is placed there: where nothing can tell, and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,191 +12,104 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images, make
-from one_pass import (
-    BOTH,
+from graph.chains import (
+    CHAINS,
     FIRST,
     INTO,
     LAST,
-    LEAST,
-    NOTHING,
-    SHUT,
     Block,
+    Change,
+    Downsampling,
+    Shared,
+    Tokens,
     apart,
-    calibrated,
-    corrected,
     dark,
-    every,
     iadd,
-    iadd_to_the_other,
-    norm_is_read,
-    residual_is_overwritten,
-    sum_is_read,
+    instrumented,
+    residual_first,
+    tasks,
 )
-from trueup.graph import Reader, Instrumented
+from trueup.graph import Instrumented, Reading, trace
+
+EVERYONE = trueup.Evidence(budget=1, strength=0.2)
+GATED = trueup.Evidence(budget=0.05, strength=0.2, least=0.2)
+SHUT = trueup.Evidence(budget=0.05, strength=0.2, least=0)
+NOTHING = trueup.Evidence(strength=0, base=0)
+PAPER = trueup.Correction(1, 0.2)
+SORT = trueup.Correction(1, 0.2, method="sort")
+RULES = {"everyone": EVERYONE, "gated": GATED, "shut": SHUT, "nothing": NOTHING, "paper": PAPER}
+rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
 
-def absorbed(robust, x):
-    """For each site, what the module placed there does of what follows it; for a sum, in which order."""
-    seen = {}
-
-    def note(name):
-        return lambda _m, _i, options, _o: seen.update(
-            {name: (*([options["order"]] if "residual" in options else []), *filter(None, [options.get("activation")]))}
-        )
-
-    hooks = [
-        module.register_forward_hook(note(name), with_kwargs=True)
-        for name, module in zip(robust.sites, robust.placed, strict=True)
-    ]
-    robust(x)
-    for hook in hooks:
-        hook.remove()
-    return seen
+def corrected(model, rule, images_=None):
+    targets = trueup.calibrate(model, [images(24)] if images_ is None else [images_])
+    return trueup.correct(model, targets, rule)
 
 
-class Loud(nn.ReLU):
-    """Something that a plain relu is not."""
-
-    def forward(self, x):
-        return super().forward(x) * 2
+def without_norm(found):
+    return tuple(task for task in found if task != "norm")
 
 
-def residual_first(self, y, x):
-    before = self.other(x)
-    return F.relu(before + y)
+@pytest.mark.parametrize(("follow", "relu", "after_norm", "_"), CHAINS.values(), ids=CHAINS.keys())
+def test_what_follows_a_norm_is_done_with_its_correction(follow, relu, after_norm, _):
+    model, x = Block(follow, relu), dark(4)
+    robust = instrumented(model, "norm")
+    found = tasks(robust, x)
+    assert {name: without_norm(told) for name, told in found.items()} == {"bn": after_norm}
+    assert tasks(apart(robust), x) == {"bn": ()}
+    with torch.no_grad():
+        assert robust(x).equal(apart(robust)(x))
+        assert not robust(x).equal(model(x))
+    assert tasks(copy.deepcopy(robust), x) == found
 
 
-def sum_is_read_after_a_relu_in_place(self, y, x):
-    z = y + self.other(x)
-    return z.relu_() + z
+@pytest.mark.parametrize(("follow", "relu", "_", "before_relu"), CHAINS.values(), ids=CHAINS.keys())
+def test_what_leads_to_a_relu_is_done_with_its_correction(follow, relu, _, before_relu):
+    model, x = Block(follow, relu), dark(4)
+    robust = instrumented(model, "activation")
+    assert list(tasks(robust, x).values()) == before_relu
+    with torch.no_grad():
+        assert robust(x).equal(apart(robust)(x))
+        assert robust(x).equal(model(x)) == (not before_relu)
 
 
-def relu_and_norm_are_read(self, y, x):
-    return F.relu(y) + y
+@pytest.mark.parametrize(("follow", "relu", "after_norm", "before_relu"), CHAINS.values(), ids=CHAINS.keys())
+def test_both_rules_give_the_same_bits_as_with_everything_apart(follow, relu, after_norm, before_relu):
+    """The layouts, precisions and shapes of residuals, through the kernels."""
+    model, x = Block(follow, relu), torch.cat([images(2), dark(2)])
+    targets = trueup.calibrate(model, [images(12)])
+    with torch.no_grad():
+        for rule in (EVERYONE, PAPER) if before_relu else (EVERYONE,):
+            robust = trueup.correct(model, targets, rule)
+            out, twin = robust(x), apart(robust)
+            assert out.equal(twin(x))
+            assert out.stride() == twin(x).stride()
+            assert not out.equal(model(x))
+            torch.testing.assert_close(robust(x[1:2]), out[1:2], atol=1e-3, rtol=1e-3)
 
 
-def twice_a_relu(self, y, x):
-    return self.relu(y) - self.relu(-y)
+@pytest.mark.parametrize("follow", ["sum and relu", "sum in place", "relu"])
+def test_an_exact_sort_does_nothing_of_its_neighbours_work(follow):
+    assert list(tasks(corrected(Block(*CHAINS[follow][:2]), SORT)).values()) == [()]
 
 
-def sum_with_itself(self, y, x):
-    return F.relu(y + y)
-
-
-FOLLOWS = {
-    "relu": (lambda self, y, x: self.relu(y), None, ("relu",)),
-    "relu, in place": (lambda self, y, x: self.relu(y), nn.ReLU(inplace=True), ("relu",)),
-    "function": (lambda self, y, x: F.relu(y), None, ("relu",)),
-    "function, in place": (lambda self, y, x: F.relu(y, inplace=True), None, ("relu",)),
-    "method": (lambda self, y, x: y.relu(), None, ("relu",)),
-    "method, in place": (lambda self, y, x: y.relu_(), None, ("relu",)),
-    "relu, and relu again": (lambda self, y, x: F.relu(self.relu(y) - 0.1), None, ("relu",)),
-    "sum": (lambda self, y, x: y + self.other(x), None, (FIRST,)),
-    "sum, then another activation": (lambda self, y, x: F.gelu(y + self.other(x)), None, (FIRST,)),
-    "sum and relu": (lambda self, y, x: self.relu(y + self.other(x)), None, (FIRST, "relu")),
-    "sum and relu, in place": (lambda self, y, x: (y + self.other(x)).relu_(), None, (FIRST, "relu")),
-    "residual first": (residual_first, None, (LAST, "relu")),
-    "sum in place": (iadd, nn.ReLU(inplace=True), (INTO, "relu")),
-    "torch.add": (lambda self, y, x: torch.add(y, self.other(x)).relu(), None, (FIRST, "relu")),
-    "method add": (lambda self, y, x: self.other(x).add(y).relu(), None, (LAST, "relu")),
-    "method add_": (lambda self, y, x: y.add_(self.other(x)).relu_(), None, (INTO, "relu")),
-    "sum of three": (lambda self, y, x: (y + self.other(x) + x[:, :1, 2:, 2:]).relu(), None, (FIRST,)),
-    "sum of three, the norm last": (lambda self, y, x: (self.other(x) + 1 + y).relu(), None, (LAST, "relu")),
-    "a sum that is read": (sum_is_read, None, (FIRST,)),
-    "a sum that is read after a relu in place": (sum_is_read_after_a_relu_in_place, None, (FIRST,)),
-    "a residual that is overwritten": (residual_is_overwritten, None, (FIRST, "relu")),
-    "a residual to be broadcast": (lambda self, y, x: F.relu(y + x[:, :1, 2:, 2:]), None, (FIRST, "relu")),
-    "the same for all images": (lambda self, y, x: F.relu(y + self.bias), None, ()),
-    "one that makes more of it": (
-        lambda self, y, x: F.relu(y + x.new_ones(2, 1, 1, 1, 1)).sum(0),
-        None,
-        (FIRST, "relu"),
-    ),
-    "one in double precision": (lambda self, y, x: F.relu(y + self.other(x).double()).float(), None, (FIRST, "relu")),
-    "in place, one in double": (lambda self, y, x: y.add_(self.other(x).double()).relu_(), None, (INTO, "relu")),
-    "one in another layout": (
-        lambda self, y, x: F.relu(self.other(x).to(memory_format=torch.channels_last) + y),
-        None,
-        (LAST, "relu"),
-    ),
-    "a number": (lambda self, y, x: F.relu(y + x.shape[1]), None, (FIRST, "relu")),
-    "a number that is known": (lambda self, y, x: F.relu(y + 0.5), None, ()),
-    "a sum with itself": (sum_with_itself, None, ()),
-    "alpha": (lambda self, y, x: torch.add(y, self.other(x), alpha=0.5).relu(), None, ()),
-    "in place into the other": (iadd_to_the_other, None, ()),
-    "method add_ into the other": (lambda self, y, x: self.other(x).add_(y).relu_(), None, ()),
-    "a norm that is read": (norm_is_read, None, ()),
-    "a norm that is read beside its relu": (relu_and_norm_are_read, None, ()),
-    "a norm with two relus": (twice_a_relu, None, ()),
-    "a difference": (lambda self, y, x: F.relu(y - self.other(x)), None, ()),
-    "a subclass": (lambda self, y, x: self.relu(y), Loud(), ()),
-    "another activation": (lambda self, y, x: self.relu(y), nn.ReLU6(), ()),
-    "a view in between": (lambda self, y, x: y.flatten(2).relu().view(y.shape), None, ()),
-}
-
-
-@every
-@pytest.mark.parametrize(("follow", "relu", "wanted"), FOLLOWS.values(), ids=FOLLOWS.keys())
-def test_what_follows_is_done_in_the_same_pass_and_nothing_changes(follow, relu, wanted, rule):
-    model = Block(follow, relu).eval()
+@pytest.mark.parametrize("name", ["mobilenet", "densenet", "convnext", "vit", "resnet"])
+@rules
+def test_on_every_architecture_nothing_changes(name, rule):
+    model = make(name)
     robust = corrected(model, rule)
     x = torch.cat([images(4), dark(4)])
-    assert absorbed(robust, x) == {"bn": wanted}
-    once_more = apart(robust)
-    assert absorbed(once_more, x) == {"bn": ()}
-    out = robust(x)
-    assert out.equal(once_more(x))
-    assert out.stride() == once_more(x).stride()
-    assert out.equal(model(x)) == (rule is NOTHING)
-    twin = copy.deepcopy(robust)
-    assert absorbed(twin, x) == {"bn": wanted}
-    assert twin(x).equal(out)
-    torch.testing.assert_close(torch.cat([robust(image[None]) for image in x]), out, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("follow", [iadd, residual_first])
-def test_in_another_precision(follow, dtype):
-    model = Block(follow).eval()
-    targets = calibrated(model)
-    for rule in (BOTH, SHUT):
-        robust, x = trueup.correct(copy.deepcopy(model).to(dtype), targets, rule), dark().to(dtype)
-        assert len(absorbed(robust, x)["bn"]) == 2
+    fusing = ("densenet", "resnet") if rule is PAPER else ("mobilenet", "densenet", "resnet")
+    assert any("norm" in told for told in tasks(robust, x).values()) == (name in fusing and rule is not NOTHING)
+    twin = pickle.loads(pickle.dumps(robust))
+    assert tasks(twin, x) == tasks(robust, x)
+    with torch.no_grad():
         assert robust(x).equal(apart(robust)(x))
-
-
-def test_in_place_and_in_mixed_precision_the_sum_is_as_narrow_as_the_models():
-    model = Block(lambda self, y, x: iadd(self, y, x.float()[:, :1, 2:, 2:].repeat(1, 4, 1, 1))).eval()
-    model.other = nn.Identity()
-    targets = calibrated(model)
-    robust = trueup.correct(model.bfloat16(), targets, BOTH)
-    x = dark().bfloat16()
-    assert absorbed(robust, x) == {"bn": (INTO, "relu")}
-    assert robust(x).equal(apart(robust)(x))
-
-
-class Tokens(nn.Module):
-    """A norm over the last dimension, and a residual around it, or a bias."""
-
-    def __init__(self, bias: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.norm = nn.Conv2d(3, 6, 4, stride=4), nn.LayerNorm(6)
-        self.bias = nn.Parameter(torch.randn(6)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x).permute(0, 2, 3, 1)
-        return F.relu(self.norm(x) + (x if self.bias is None else self.bias))
-
-
-@every
-@pytest.mark.parametrize("bias", [False, True])
-def test_channels_may_be_last(bias, rule):
-    model = Tokens(bias).eval()
-    robust, x = corrected(model, rule), dark()
-    assert absorbed(robust, x) == {"norm": () if bias else (FIRST, "relu")}
-    assert robust(x).equal(apart(robust)(x))
-    assert robust(x).stride() == model(x).stride()
+        assert twin(x).equal(robust(x))
+    torch.manual_seed(5)
+    trained = robust.train()(x)
+    torch.manual_seed(5)
+    assert trained.equal(apart(robust).train()(x))
 
 
 def out_plus(out, identity):
@@ -217,25 +130,6 @@ def identity_in_place(out, identity):
     return identity
 
 
-class Downsampling(nn.Module):
-    """A residual block whose two branches end in a norm, as torchvision writes it."""
-
-    def __init__(self, add) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8)
-        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.downsample = nn.Sequential(nn.Conv2d(3, 8, 1, stride=2), nn.BatchNorm2d(8))
-        self.relu, self.add, self.fc = nn.ReLU(inplace=True), add, nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        out = self.add(out, self.downsample(x))
-        return self.fc(self.relu(out).mean((2, 3)))
-
-
-@every
 @pytest.mark.parametrize(
     ("add", "taker", "order"),
     [
@@ -245,41 +139,25 @@ class Downsampling(nn.Module):
         (identity_in_place, "downsample.1", INTO),
     ],
 )
-def test_of_two_norms_that_are_added_one_does_it(add, taker, order, rule):
-    model = Downsampling(add).eval()
-    robust = corrected(model, rule)
-    x = torch.cat([images(4), dark(4)])
-    wanted = {"bn1": ("relu",), "bn2": (), "downsample.1": (), taker: (order, "relu")}
-    assert absorbed(robust, x) == {name: wanted[name] for name in robust.sites}
-    assert taker in robust.sites
-    assert robust(x).equal(apart(robust)(x))
-    if rule is SHUT:
-        shut = corrected(model, trueup.Evidence(1e-6, least=0))
-        assert absorbed(shut, x)[taker] == (order, "relu")
-        assert shut(x).equal(model(x))
+def test_of_two_norms_that_are_added_one_does_it(add, taker, order):
+    model, x = Downsampling(add), torch.cat([images(4), dark(4)])
+    targets = trueup.calibrate(model, [images(24)])
+    for rule in (EVERYONE, GATED, SHUT):
+        robust = trueup.correct(model, targets, rule)
+        wanted = {"bn1": ("relu",), "bn2": (), "downsample.1": (), taker: (order, "relu")}
+        found = {name: without_norm(told) for name, told in tasks(robust, x).items()}
+        assert found == {name: wanted[name] for name in robust.placed_at}
+        assert taker in robust.placed_at
+        with torch.no_grad():
+            assert robust(x).equal(apart(robust)(x))
+    shut = trueup.correct(model, targets, trueup.Evidence(1e-6, least=0))
+    assert without_norm(tasks(shut, x)[taker]) == (order, "relu")
+    assert shut(x).equal(model(x))
 
 
-@every
-@pytest.mark.parametrize("name", ["mobilenet", "densenet", "convnext", "vit", "resnet"])
-def test_on_every_architecture_nothing_changes(name, rule):
-    model = make(name)
-    robust = corrected(model, rule)
-    x = torch.cat([images(4), dark(4)])
-    assert any(absorbed(robust, x).values()) == (name not in ("convnext", "vit"))
-    assert robust(x).equal(apart(robust)(x))
-    twin = pickle.loads(pickle.dumps(robust))
-    assert absorbed(twin, x) == absorbed(robust, x)
-    assert twin(x).equal(robust(x))
-    torch.manual_seed(5)
-    trained = robust.train()(x)
-    torch.manual_seed(5)
-    assert trained.equal(apart(robust).train()(x))
-
-
-@every
+@pytest.mark.parametrize("rule", [EVERYONE, SHUT, PAPER], ids=["everyone", "shut", "paper"])
 def test_gradients_are_the_same(rule):
-    model = Downsampling(out_in_place).eval()
-    robust = corrected(model, rule)
+    robust = corrected(Downsampling(out_in_place), rule)
     found = []
     for module in (robust, apart(robust)):
         x = torch.cat([images(4), dark(4)]).requires_grad_()
@@ -287,74 +165,262 @@ def test_gradients_are_the_same(rule):
         found.append(torch.autograd.grad(module(x).square().sum(), [x, *weights]))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert any(gradient.any() for gradient in found[0])
 
 
-# The gate's, where the compiler chooses how its features lie.
-@pytest.mark.filterwarnings("ignore:torch.searchsorted")
-@pytest.mark.parametrize("rule", [BOTH, SHUT, LEAST], ids=["both", "shut", "least"])
-def test_compiled_and_exported(rule):
-    model = Downsampling(out_in_place).eval()
-    robust = corrected(model, rule)
-    x = torch.cat([images(4), dark(4)])
-    wanted = robust(x)
-    torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(robust, fullgraph=True)(x), wanted, atol=1e-4, rtol=1e-4)
-    exported = torch.export.export(robust, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
-    torch.testing.assert_close(exported(x[:5]), wanted[:5], atol=1e-4, rtol=1e-4)
+@pytest.mark.parametrize("rule", [EVERYONE, PAPER], ids=["everyone", "paper"])
+def test_a_chain_compiles_and_exports(rule):
+    robust, x = corrected(Block(iadd), rule), torch.cat([images(4), dark(4)])
+    with torch.no_grad():
+        wanted = robust(x)
+        torch._dynamo.reset()
+        compiled = torch.compile(robust, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), wanted, atol=1e-4, rtol=1e-4)
+        exported = torch.export.export(robust, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+        torch.testing.assert_close(exported(x[:5]), wanted[:5], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("follow", [iadd, residual_first])
+def test_in_another_precision(follow, dtype):
+    model = Block(follow)
+    targets = trueup.calibrate(model, [images(24)])
+    for rule in (EVERYONE, SHUT, PAPER):
+        robust, x = trueup.correct(copy.deepcopy(model).to(dtype), targets, rule), dark().to(dtype)
+        assert len(without_norm(next(iter(tasks(robust, x).values())))) == 2
+        with torch.no_grad():
+            assert robust(x).equal(apart(robust)(x))
+
+
+def test_in_place_and_in_mixed_precision_the_sum_is_as_narrow_as_the_models():
+    model = Block(lambda self, y, x: iadd(self, y, x.float()[:, :1, 2:, 2:].repeat(1, 4, 1, 1)))
+    model.other = nn.Identity()
+    targets = trueup.calibrate(model, [images(24)])
+    robust, x = trueup.correct(model.bfloat16(), targets, EVERYONE), dark().bfloat16()
+    assert without_norm(tasks(robust, x)["bn"]) == (INTO, "relu")
+    assert robust(x).equal(apart(robust)(x))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rule", [EVERYONE, GATED, NOTHING], ids=["everyone", "gated", "nothing"])
+def test_channels_may_be_last(bias, rule):
+    model = Tokens(bias)
+    robust, x = corrected(model, rule), dark()
+    assert list(tasks(robust, x).values()) == [() if bias else (FIRST, "relu")] * len(robust.sites)
+    assert robust(x).equal(apart(robust)(x))
+    assert robust(x).stride() == model(x).stride()
+
+
+def test_vectors_have_channels_too():
+    class Tail(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn, self.relu = nn.Conv2d(3, 16, 3), nn.BatchNorm1d(16), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.relu(self.bn(self.conv(x).mean((2, 3))))
+
+    robust = corrected(Tail().eval(), PAPER)
+    assert tasks(robust) == {"relu": ("norm", "relu")}
+    assert robust(dark()).equal(apart(robust)(dark()))
+
+
+def overwritten(look):
+    """What a norm was given is overwritten before the sum, by another name than the norm knows."""
+
+    def how(self, y):
+        z = self.bn(look(y))
+        y.mul_(2)
+        return z + y
+
+    return how
+
+
+def overwritten_by_out(self, y):
+    z, more = self.bn(torch.squeeze(y)), y + 1
+    torch.mul(y, 2, out=y)
+    return z + more
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        pytest.param(lambda self, y: self.bn(y), True, id="plain"),
+        pytest.param(lambda self, y: self.bn(input=y), False, id="by name"),
+        pytest.param(lambda self, y: self.bn(y) + y, False, id="read"),
+        pytest.param(lambda self, y: self.bn(y.flatten(2).unflatten(2, (30, 30))), True, id="a view"),
+        pytest.param(lambda self, y: self.bn(y.relu_()), True, id="in place"),
+        pytest.param(lambda self, y: self.bn(y) * self.bn.weight[:, None, None], True, id="weight is read"),
+        pytest.param(overwritten(torch.squeeze), False, id="overwritten view"),
+        pytest.param(overwritten(torch.relu_), False, id="overwritten, in place"),
+        pytest.param(overwritten(lambda y: y.mT), False, id="overwritten attribute"),
+        pytest.param(overwritten(lambda y: F.dropout3d(y, training=False)), False, id="overwritten, not dropped"),
+        pytest.param(overwritten_by_out, False, id="overwritten by out="),
+    ],
+)
+def test_a_batch_norm_is_done_together_only_if_nothing_else_touches_its_input(how, wanted):
+    robust = instrumented(Shared(how), "norm")
+    assert ("norm" in tasks(robust)["bn"]) == wanted
+    with torch.no_grad():
+        assert robust(dark()).equal(apart(robust)(dark()))
+
+
+def test_a_batch_norm_that_the_gate_reads_is_the_models_own():
+    model = make("resnet")
+    targets = trueup.calibrate(model, [images(24)])
+    found = tasks(trueup.correct(model, targets, GATED))
+    assert {name for name, told in found.items() if "norm" not in told} == set(targets.gate)
+
+
+class Doubled(nn.BatchNorm2d):
+    """Something that a plain batch norm is not."""
+
+    trueup_site = "norm"
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def without_bias():
+    norm = nn.BatchNorm2d(4)
+    norm.bias = None
+    return norm
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        pytest.param(nn.BatchNorm2d(4, affine=False), id="not affine"),
+        pytest.param(nn.BatchNorm2d(4, track_running_stats=False), id="no running statistics"),
+        pytest.param(without_bias(), id="no bias"),
+        pytest.param(nn.SyncBatchNorm(4), id="SyncBatchNorm"),
+        pytest.param(Doubled(4), id="a subclass"),
+        pytest.param(nn.GroupNorm(2, 4), id="GroupNorm"),
+        pytest.param(nn.InstanceNorm2d(4), id="InstanceNorm2d"),
+    ],
+)
+def test_other_norms_are_done_by_the_model(norm):
+    model = Shared(lambda self, y: self.bn(y))
+    model.bn = norm.eval()
+    robust = instrumented(model, "norm")
+    assert tasks(robust) == {"bn": ()}
+    assert robust(dark()).equal(model.head(1.5 * norm(model.conv(dark())) - 0.1))
+
+
+@pytest.mark.parametrize("name", ["bn", "relu"])
+def test_a_module_with_a_forward_of_its_own_is_called(name):
+    """As libraries that place the parts of a model on several devices give to each."""
+    model = Block(lambda self, y, x: self.relu(y))
+    module = model.get_submodule(name)
+    module.forward = lambda x: 2 * type(module).forward(module, x)
+    robust = instrumented(model, "norm")
+    assert tasks(robust) == {"bn": ("relu",) if name == "bn" else ("norm",)}
+    wanted = apart(robust)
+    assert robust(dark()).equal(wanted(dark()))
+    del module.forward
+    assert not wanted(dark()).equal(instrumented(model, "norm")(dark()))
 
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
-def test_hooks_still_run(register, inplace):
-    model = Block(lambda self, y, x: self.relu(y), nn.ReLU(inplace)).eval()
-    targets, calls = calibrated(model), []
-    getattr(model.bn, register)(lambda *_: calls.append("bn"))
-    robust, x = trueup.correct(model, targets, BOTH), dark()
-    assert absorbed(robust, x) == {"bn": ("relu",)}
-    assert calls == ["bn"]
-    calls.clear()
-    getattr(model.relu, register)(lambda *_: calls.append("relu"))
-    robust = trueup.correct(model, targets, BOTH)
-    assert absorbed(robust, x) == {"bn": ()}
-    assert calls == ["bn", "relu"]
+@pytest.mark.parametrize("on", ["bn", "relu"])
+def test_hooks_still_run(register, inplace, on):
+    model, calls = Block(lambda self, y, x: self.relu(y), nn.ReLU(inplace)), []
+    getattr(model.get_submodule(on), register)(lambda *_: calls.append(on))
+    assert tasks(instrumented(model, "norm")) == {"bn": ("relu",) if on == "bn" else ("norm",)}
+    assert tasks(instrumented(model, "activation")) == {"relu": ("relu",) if on == "bn" else ()}
+    assert calls == [on, on]
 
 
-class _Able(nn.Module):
-    """Says what it was given."""
+def take_the_batch(norm):
+    norm.train()
 
-    absorbs = ("add", "relu")
 
-    def forward(self, a: Tensor, *given: Tensor, **options: object) -> Tensor:
-        self.given, self.options = given, sorted(options)
-        a = a if "residual" not in options else a + options["residual"]
-        return a.relu() if options.get("activation") else a
+def forget(norm):
+    norm.running_mean = norm.running_var = None
+
+
+def double(norm):
+    norm.register_forward_hook(lambda _m, _i, out: 2 * out)
+
+
+def widen(norm):
+    norm.eps = torch.tensor(0.5).numpy()[()]  # a float of numpy's
+
+
+def shift(norm):
+    norm.running_mean += 1
+
+
+@pytest.mark.parametrize("change", [take_the_batch, forget, double, widen, shift])
+@pytest.mark.parametrize("rule", [EVERYONE, PAPER], ids=["everyone", "paper"])
+def test_a_batch_norm_may_change_after_the_module_was_made(change, rule):
+    robust = corrected(Block(lambda self, y, x: self.relu(y)), rule)
+    assert "norm" in next(iter(tasks(robust).values()))
+    twin, x = apart(robust), dark()
+    with torch.no_grad():
+        before = robust(x)
+        for module in (robust, twin):
+            change(module.model.bn)
+        out = robust(x)
+        assert out.equal(twin(x))
+        assert not out.equal(before)
+    assert robust.model.bn.num_batches_tracked == twin.model.bn.num_batches_tracked
+
+
+def test_weights_may_be_loaded_and_cast_after_the_module_was_made():
+    model, other = make("resnet"), make("resnet")
+    robust = corrected(model, EVERYONE)
+    for module in other.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            nn.init.uniform_(module.weight, 0.5, 2)
+    before = robust(dark())
+    robust.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        assert not robust(dark()).equal(before)
+        assert robust(dark()).equal(apart(robust)(dark()))
+        assert robust.bfloat16()(dark().bfloat16()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
     ("able", "wanted"),
     [
-        (("add", "relu"), ["activation", "order", "residual"]),
-        (("add",), ["order", "residual"]),
-        (("relu",), []),
-        ((), []),
+        (("batch_norm", "add", "relu"), ("norm", LAST, "relu")),
+        (("add", "relu"), (LAST, "relu")),
+        (("add",), (LAST,)),
+        (("batch_norm",), ("norm",)),
+        (("relu",), ()),  # the sum stands between
+        ((), ()),
     ],
 )
 def test_a_module_is_given_only_what_it_offers_to_do(able, wanted):
-    class Some(_Able):
-        absorbs = able
-
-    model, x = Block(residual_first).eval(), images(2)
-    robust = Instrumented(model, lambda site: Some() if site.kind == "norm" else None)
-    assert robust(x).equal(model(x))
-    assert robust.placed[0].options == wanted
+    model, x = Block(residual_first), images(2)
+    robust = Instrumented(trace(model), lambda site: Change(site, able) if site.kind == "norm" else None)
+    assert tasks(robust, x) == {"bn": wanted}
+    assert robust(x).equal(apart(robust)(x))
 
 
 def test_what_has_something_placed_itself_stays():
-    model, x = Block(residual_first).eval(), images(2)
-    robust = Instrumented(model, lambda _: _Able())
-    assert robust.sites == ["bn", "relu"]
-    assert robust(x).equal(model(x))
-    assert [module.options for module in robust.placed] == [["order", "residual"], ["activation"]]
+    robust, x = instrumented(Block(residual_first)), images(2)
+    assert tasks(robust, x) == {"bn": ("norm", LAST), "relu": ("relu",)}
+    assert robust(x).equal(apart(robust)(x))
+
+
+@pytest.mark.parametrize("which", ["leaky_relu", "relu", "add"])
+def test_what_follows_another_site_is_not_done_before_it(which):
+    model = Block(lambda self, y, x: F.relu(torch.add(F.leaky_relu(y), self.other(x))))
+    traced = trace(model, activations=(torch.add,))
+    robust = Instrumented(traced, lambda site: Change(site) if site.name == which else None)
+    assert tasks(robust) == {which: ("relu",) if which == "relu" else ()}
+    assert robust(dark()).equal(apart(robust)(dark()))
+
+
+def test_a_sum_that_is_itself_a_site_stays():
+    model = Block(lambda self, y, x: F.relu(torch.add(y, self.other(x))))
+    robust = instrumented(model, "activation", activations=(torch.add,))
+    assert tasks(robust) == {"add": (), "relu": ("relu",)}
+    assert robust(dark()).equal(apart(robust)(dark()))
 
 
 def test_what_is_read_is_what_the_norm_gave():
@@ -365,16 +431,20 @@ def test_what_is_read_is_what_the_norm_gave():
         def forward(self, a: Tensor) -> Tensor:
             return a.mean((1, 2, 3))
 
-    model, x = Block(iadd, nn.ReLU(inplace=True)).eval(), images(2)
-    robust = Instrumented(
-        model, lambda _: _Able(), reader=Reader(["bn"], Mean, nn.Identity()), select=lambda s: s.name == "bn"
-    )
-    assert robust(x).equal(model(x))
-    assert robust.placed[0].options == ["activation", "order", "residual"]
-    torch.testing.assert_close(robust.placed[0].given[0], model.bn(model.conv(x)).mean((1, 2, 3)))
+    class Given(Change):
+        def forward(self, a: Tensor, given: Tensor, **options) -> Tensor:
+            self.given = given
+            return super().forward(a, **options)
+
+    model, x = Block(iadd, nn.ReLU(inplace=True)), images(2)
+    reading = Reading(["bn"], Mean, nn.Identity())
+    robust = Instrumented(trace(model), lambda site: Given(site) if site.name == "bn" else None, reading=reading)
+    assert tasks(robust, x) == {"bn": (INTO, "relu")}
+    torch.testing.assert_close(robust.placed[0].given, model.bn(model.conv(x)).mean((1, 2, 3)))
 
 
-def test_where_other_names_read_what_is_written_nothing_is_absorbed():
+@pytest.mark.parametrize("rest", [lambda y, x: (y + 1) + x, lambda y, x: y + x], ids=["a sum of it", "itself"])
+def test_where_other_names_read_what_is_written_nothing_is_done_together(rest):
     class Aliased(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -382,19 +452,8 @@ def test_where_other_names_read_what_is_written_nothing_is_absorbed():
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.conv(x)
-            y = self.relu(x)
-            return (y + 1) + x
+            return rest(self.relu(x), x)
 
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.relu = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.conv(x)
-            return self.relu(x) + x
-
-    for model in (Aliased().eval(), Sum().eval()):
-        x, robust = images(2), Instrumented(model, lambda _: _Able())
-        assert robust(x).equal(model(x))
-        assert robust.placed[0].options == []
+    robust, x = instrumented(Aliased().eval()), images(2)
+    assert tasks(robust, x) == {"relu": ()}
+    assert robust(x).equal(apart(robust)(x))
