@@ -18,7 +18,7 @@ from trueup.rules.evidence import BAND_SIDE, GATE_NORMS
 from trueup.targets.activation import SKETCH, ActivationTarget, sketch
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget, condensed
-from trueup.targets.values import GATE_SAMPLE, SAMPLE, Targets
+from trueup.targets.values import Targets
 
 
 class Binned(NamedTuple):
@@ -75,7 +75,7 @@ class Accumulator:
         self._start()
 
     def _start(self) -> None:
-        self._sites, self._gate = _Sums(SAMPLE), _Sums(GATE_SAMPLE)
+        self._sites, self._gate = _Sums(Targets.SAMPLE), _Sums(Targets.GATE_SAMPLE)
 
     def measure_norm(self, a: Tensor) -> Normed:
         """Moments of each channel of `a` `(batch, channels, ...)`."""
