@@ -1,8 +1,8 @@
 """Accumulation of calibration statistics over batches, kept on the model's device until the end.
 
 Launching an operator takes the host longer than most of these operators take on a GPU, and fetching a number makes the
-host wait for everything launched before. So each site only measures its batch. Everything else happens once per batch for
-all sites of a kind together, and results are fetched once, at the end.
+host wait for everything launched before. So each site only measures its batch. Everything else happens once per batch
+for all sites of a kind together, and results are fetched once, at the end.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class _Sums:
         return batches
 
     def keep(self, names: Tensor, order: Tensor, batches: list[_Batch]) -> None:
-        """Keep the images of a batch with the smallest names; `names` are ascending, `order` their places in the batch."""
+        """Keep the images of a batch with the smallest `names`, which are ascending; `order` is their place in it."""
         self.images += len(names)
         full = len(self.sampled) == self._most
         count = min(self._most, int((names < self.sampled[-1]).sum()) if full else len(names))
