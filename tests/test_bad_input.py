@@ -9,6 +9,8 @@ from torch import nn
 import trueup
 from architectures import images, make
 
+PAPER = trueup.Correction()
+
 
 @pytest.mark.parametrize("loader", [[], iter(()), [torch.zeros(0, 3, 32, 32)]], ids=["list", "iterator", "empty batch"])
 def test_an_empty_loader(loader):
@@ -25,7 +27,7 @@ def test_an_empty_loader(loader):
         ({"image": torch.zeros(2, 3, 32, 32)}, TypeError, r"batch 0 of the loader is a dict.*batch\['image'\]"),
         ("cat.png", TypeError, "batch 0 of the loader is a str"),
         ((), TypeError, "batch 0 of the loader is a tuple"),
-        (torch.full((2, 3, 32, 32), torch.nan), ValueError, "batch 0 of the loader holds NaN"),
+        (torch.full((2, 3, 32, 32), torch.nan), ValueError, "batch 0 of the loader contains NaN"),
     ],
     ids=["channels", "size", "integers", "dict", "text", "empty tuple", "NaN"],
 )
@@ -42,7 +44,7 @@ def test_integer_images_go_to_a_model_that_takes_them():
     model = nn.Sequential(Normalise(), make("vgg"))
     x = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     targets = trueup.calibrate(model, [x])
-    assert trueup.correct(model, targets)(x).shape == (4, 10)
+    assert trueup.correct(model, targets, PAPER)(x).shape == (4, 10)
 
 
 def test_a_model_without_a_site():
@@ -109,14 +111,14 @@ def test_an_image_that_is_not_finite_spoils_no_other(poison):
     shift = trueup.measure(model, trueup.calibrate(model, [images(6)]), x)
     assert shift.distance[[0, 1, 3, 4, 5]].isfinite().all()
     assert not shift.distance[2].isfinite().any()
-    assert shift.unusual[2].tolist() == [1.0] * len(shift.sites)
+    assert shift.activation_rank[2].tolist() == [1.0] * len(shift.activations)
 
 
 def test_the_corrected_module_moves_with_its_targets_and_without_the_model():
     """The meta device stands in for a second one: a tensor left behind would be refused."""
     model, x = make("vgg"), images(4)
     targets = trueup.calibrate(model, [x])
-    moved = trueup.correct(model, targets).to("meta")
+    moved = trueup.correct(model, targets, PAPER).to("meta")
     assert moved(x.to("meta")).device.type == "meta"
     assert next(model.parameters()).device.type == "cpu"
 
@@ -134,12 +136,20 @@ def test_images_and_targets_go_to_the_models_device():
     [
         (lambda m, t: trueup.calibrate(m, images(2)), TypeError, r"loader is a tensor.*\[images\]"),
         (lambda m, t: trueup.correct(m, "vgg.safetensors"), TypeError, r"got str; .*Targets\.load"),
-        (lambda m, t: trueup.correct(m, t, 0.5), TypeError, "want a rule, got 0.5"),
-        (lambda m, t: trueup.correct(m, t, select=lambda site: False), ValueError, "`select` chose none.*1, 4, 7, 11"),
-        (lambda m, t: trueup.measure(trueup.correct(m, t), t, images(2)), TypeError, "give the model that it was made"),
-        (lambda m, t: trueup.sites(m, activations=nn.Mish), TypeError, "want a tuple"),
-        (lambda m, t: trueup.sites(m, activation=(nn.Mish,)), TypeError, "unknown option 'activation'; known: activ"),
-        (lambda m, t: trueup.calibrate(m, [images(2)], resolution=1), ValueError, "two ends"),
+        (lambda m, t: trueup.correct(m, t, 0.5), TypeError, r"rule=0.5\): expected a rule"),
+        (
+            lambda m, t: trueup.correct(m, t, PAPER, select=lambda site: False),
+            ValueError,
+            "select= chose none.*1, 4, 7, 11",
+        ),
+        (
+            lambda m, t: trueup.measure(trueup.correct(m, t, PAPER), t, images(2)),
+            TypeError,
+            "give the model that it was made",
+        ),
+        (lambda m, t: trueup.sites(m, activations=nn.Mish), TypeError, "expected a tuple"),
+        (lambda m, t: trueup.sites(m, activation=(nn.Mish,)), TypeError, "unexpected keyword argument 'activation'"),
+        (lambda m, t: trueup.calibrate(m, [images(2)], resolution=1), ValueError, "at least two levels"),
     ],
 )
 def test_slips_of_the_pen(call, error, message):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import trueup
 from architectures import images, make
@@ -115,11 +115,11 @@ def test_an_image_that_changes_back_counts_as_changed():
     [
         (([], 0.5), ValueError, "the loader is empty"),
         ((images(2), 0.5), TypeError, "the loader is a tensor"),
-        (([images(8)], 0.1), ValueError, "8 images are too few to promise that .* give 9 or more"),
-        (([images(8), images(8) / 0], 0.5), ValueError, "batch 1 of the loader holds NaN or infinity"),
-        (([images(8)], 0), ValueError, "more than 0, at most 1"),
-        (([images(8)], True), ValueError, "more than 0, at most 1"),
-        (([images(8)], 0.5, trueup.Correction()), TypeError, "want an Evidence"),
+        (([images(8)], 0.1), ValueError, r"max_changed=0.1\): 8 images are too few to promise that .* give 9 or more"),
+        (([images(8), images(8) / 0], 0.5), ValueError, "batch 1 of the loader contains NaN or infinity"),
+        (([images(8)], 0), ValueError, "above 0 and at most 1"),
+        (([images(8)], True), ValueError, "above 0 and at most 1"),
+        (([images(8)], 0.5, trueup.Correction()), TypeError, "expected an Evidence"),
     ],
     ids=["empty", "tensor", "few", "infinite", "zero", "bool", "the paper's"],
 )
@@ -133,3 +133,31 @@ def test_it_says_that_an_output_holds_no_classes():
     targets = trueup.calibrate(model.eval(), [images(8)])
     with pytest.raises(ValueError, match=r"output is of shape \(8, 1\), not scores.*answer=lambda"):
         trueup.choose(model, targets, [images(8)], 0.5)
+
+
+def test_the_model_is_traced_once(resnet, monkeypatch):
+    models, trace = [], fx.Tracer.trace
+    monkeypatch.setattr(
+        fx.Tracer, "trace", lambda self, *args, **kw: models.append(args[0]) or trace(self, *args, **kw)
+    )
+    trueup.choose(*resnet, [images(8)], 1.0)
+    assert len(models) == 1
+
+
+def test_by_default_one_answer_in_two_hundred_may_change(resnet):
+    with pytest.raises(ValueError, match=r"max_changed=0.005\): 8 images are too few.* give 199 or more"):
+        trueup.choose(*resnet, [images(8)])
+
+
+def test_what_is_chosen_serves_correct(resnet):
+    rule = trueup.choose(*resnet, [images(80, seed=5)], max_changed=0.15, rule=STRONG, answer=rounded)
+    robust = trueup.correct(*resnet, rule)
+    assert robust.rule == rule
+    assert robust.sites
+
+
+def test_only_selected_sites_are_tried(resnet):
+    first = lambda site: site.name == "layer1.0.bn1"  # noqa: E731
+    some = trueup.choose(*resnet, [images(80, seed=5)], 0.08, STRONG, answer=rounded, select=first)
+    every = trueup.choose(*resnet, [images(80, seed=5)], 0.08, STRONG, answer=rounded)
+    assert some.strength > every.strength

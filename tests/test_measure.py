@@ -1,22 +1,35 @@
-"""Shift: the distance is the distance, and unusual images are called so."""
+"""`measure`: the distance is the distance, and ranks tell unusual images."""
 
 from __future__ import annotations
 
+import gc
+
 import torch
+from torch import fx, nn
 
 import trueup
 from architectures import images, make
 from trueup import functional as F
+from trueup._measure import Meter
+
+
+def traced(monkeypatch):
+    """The models that are traced from here on."""
+    models, trace = [], fx.Tracer.trace
+    monkeypatch.setattr(
+        fx.Tracer, "trace", lambda self, *args, **kw: models.append(args[0]) or trace(self, *args, **kw)
+    )
+    return models
 
 
 def test_the_distance_is_the_wasserstein_distance_of_each_image_at_each_site():
     model, x = make("vgg"), images(5, seed=9)
     targets = trueup.calibrate(model, [images(40)], resolution=None)
     shift = trueup.measure(model, targets, x)
-    assert shift.sites == ("1", "4", "7", "11")
+    assert shift.activations == ("1", "4", "7", "11")
     a = model[:2](x).detach()
-    torch.testing.assert_close(shift.distance[:, 0], F.wasserstein(a, targets["1"].target.float()))
-    assert shift.distance.shape == shift.unusual.shape == (5, 4)
+    torch.testing.assert_close(shift.distance[:, 0], F.wasserstein(a, targets.activations["1"].target.float()))
+    assert shift.distance.shape == shift.activation_rank.shape == (5, 4)
 
 
 def test_shifted_images_are_unusual_and_clean_ones_are_not():
@@ -24,10 +37,10 @@ def test_shifted_images_are_unusual_and_clean_ones_are_not():
     everything = images(600)
     targets = trueup.calibrate(model, everything[:400].split(100))
     clean = trueup.measure(model, targets, everything[400:])
-    assert (clean.unusual.mean(dim=0) - 0.5).abs().max() < 0.08
-    assert ((clean.unusual > 0.9).float().mean(dim=0) < 0.2).all()
+    assert (clean.activation_rank.mean(dim=0) - 0.5).abs().max() < 0.08
+    assert ((clean.activation_rank > 0.9).float().mean(dim=0) < 0.2).all()
     noisy = everything[400:] + torch.randn_like(everything[400:])
-    assert (trueup.measure(model, targets, noisy).unusual[:, 0] > 0.95).float().mean() > 0.9
+    assert (trueup.measure(model, targets, noisy).activation_rank[:, 0] > 0.95).float().mean() > 0.9
 
 
 def test_the_evidence_is_the_mean_of_squared_distances_in_spreads():
@@ -51,20 +64,20 @@ def test_the_evidence_is_the_mean_of_squared_distances_in_spreads():
     torch.testing.assert_close(shift.evidence[:, 0], total.float(), rtol=2e-2, atol=1e-2)  # three digits are kept
 
 
-def test_surprise_is_calibrated_on_clean_images_that_were_not_seen():
+def test_ranks_are_calibrated_on_clean_images_that_were_not_seen():
     model = make("resnet")
-    everything = images(3500)
+    everything = images(2500)
     targets = trueup.calibrate(model, everything[:500].split(100))
     parts = [trueup.measure(model, targets, part) for part in everything[500:].split(500)]
-    for name, ranked in (("surprise", 500), ("image", 250)):
+    for name, ranked in (("norm_rank", 500), ("image_rank", 250)):
         ranks = torch.cat([getattr(part, name) for part in parts])
         for level in (0.5, 0.9, 0.99):
             above = (ranks > level).float().mean(dim=0)
-            # Of the ranked clean images the k highest fix the level: a Beta distribution, and what 3000 say of it.
-            error = 4 * (level * (1 - level) * (1 / ranked + 1 / 3000)) ** 0.5
+            # Of the ranked clean images the k highest fix the level: a Beta distribution, and what 2000 say of it.
+            error = 4 * (level * (1 - level) * (1 / ranked + 1 / 2000)) ** 0.5
             assert ((above - (1 - level)).abs() < error + 1 / (ranked + 1)).all(), (name, level, above)
     noisy = everything[500:700] + 0.5 * torch.randn(200, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    assert (trueup.measure(model, targets, noisy).image > 0.99).float().mean() > 0.9
+    assert (trueup.measure(model, targets, noisy).image_rank > 0.99).float().mean() > 0.9
 
 
 def test_the_image_is_ranked_by_what_opens_the_gate_selected_or_not():
@@ -73,14 +86,14 @@ def test_the_image_is_ranked_by_what_opens_the_gate_selected_or_not():
     rule = trueup.Evidence(least=0)  # else early norms are corrected before the gate looks
     robust = trueup.correct(model, targets, rule)
     seen = []
-    robust.whole.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    robust.combine.register_forward_hook(lambda _m, _i, out: seen.append(out))
     robust(x)
     shift = trueup.measure(model, targets, x)
-    assert trueup.functional.gate.openness(1 - shift.image, rule.budget).allclose(seen[0], atol=1e-5)
+    assert F.gate.gate_values(1 - shift.image_rank, rule.budget, rule.ramp).allclose(seen[0], atol=1e-5)
     late = trueup.measure(model, targets, x, select=lambda site: site.name == "layer1.1.bn3")
     assert late.norms == ("layer1.1.bn3",)
-    assert late.sites == ()
-    assert late.image.equal(shift.image)
+    assert late.activations == ()
+    assert late.image_rank.equal(shift.image_rank)
 
 
 def test_an_image_that_is_not_finite_is_entirely_surprising():
@@ -88,8 +101,8 @@ def test_an_image_that_is_not_finite_is_entirely_surprising():
     targets = trueup.calibrate(model, [images(20)])
     x[1, 0, 3, 3] = torch.nan
     shift = trueup.measure(model, targets, x)
-    assert shift.image[1] == 1
-    assert (shift.surprise[1] == 1).all()
+    assert shift.image_rank[1] == 1
+    assert (shift.norm_rank[1] == 1).all()
     assert shift.evidence[[0, 2]].isfinite().all()
 
 
@@ -106,9 +119,41 @@ def test_an_image_is_measured_alike_in_any_batch():
 def test_it_prints_as_a_table():
     model = make("vgg")
     text = str(trueup.measure(model, trueup.calibrate(model, [images(8)]), images(3)))
-    assert text.splitlines()[0].startswith("site  distance  unusual   (means over 3 images)")
+    assert text.splitlines()[0].startswith("activation  distance     rank   (means over 3 images)")
     assert len(text.splitlines()) == 5
     model = make("resnet")
     lines = str(trueup.measure(model, trueup.calibrate(model, [images(8)]), images(3))).splitlines()
     assert len(lines) == 1 + 7 + 1 + 6
-    assert lines[8].split() == ["norm", "evidence", "surprise"]
+    assert lines[8].split() == ["norm", "evidence", "rank"]
+
+
+def test_a_meter_measures_as_measure_does_and_traces_the_model_once(monkeypatch):
+    model = make("resnet")
+    targets = trueup.calibrate(model, [images(20)])
+    calls = traced(monkeypatch)
+    meter = Meter(model, targets, select=lambda site: site.kind == "norm")
+    for seed in range(3):
+        x = images(4, seed=seed)
+        shift = meter(x)
+        wanted = trueup.measure(model, targets, x, select=lambda site: site.kind == "norm")
+        assert shift.norms == wanted.norms
+        assert shift.activations == ()
+        assert shift.evidence.equal(wanted.evidence)
+        assert shift.norm_rank.equal(wanted.norm_rank)
+        assert shift.image_rank.equal(wanted.image_rank)
+    assert len(calls) == 1 + 3  # the meter's, and one per call of measure
+
+
+def test_a_meter_leaves_nothing_behind():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    meter, x = Meter(model, trueup.calibrate(model, [images(8, 8)])), images(2, 8)
+
+    def alive_after(calls):
+        for _ in range(calls):
+            meter(x)
+        gc.collect()
+        return len(gc.get_objects())
+
+    alive_after(5)
+    before = alive_after(1)
+    assert alive_after(200) - before < 20

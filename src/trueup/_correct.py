@@ -21,7 +21,7 @@ class Corrected(Instrumented):
     """
 
     def __init__(self, traced: Trace, targets: Targets, rule: Rule, names: Collection[str]) -> None:
-        reading = _gate_reading(targets, rule) if isinstance(rule, Evidence) and rule.gated else None
+        reading = _gate_reading(targets, rule, names) if isinstance(rule, Evidence) and rule.gated else None
         place = {
             name: lambda site: (
                 Realign(site, targets.norms[site.name], rule)
@@ -135,7 +135,7 @@ def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str
         )
 
 
-def _gate_reading(targets: Targets, rule: Evidence) -> Reading:
+def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> Reading:
     if not targets.gate:
         raise ValueError(
             f"{rule} reads how unusual an image is, but these targets hold nothing for that: they are of an earlier "
@@ -145,7 +145,7 @@ def _gate_reading(targets: Targets, rule: Evidence) -> Reading:
     share = rule.gate_before_known
 
     def place_before(site: Site) -> nn.Module | None:
-        return Realign(site, targets.norms[site.name], rule, share) if share and site.name in targets.norms else None
+        return Realign(site, targets.norms[site.name], rule, share) if share and site.name in names else None
 
     return Reading(
         list(targets.gate),

@@ -1,8 +1,8 @@
 """Accumulation of calibration statistics over batches, kept on the model's device until the end.
 
 Launching an operator takes the host longer than most of these operators take on a GPU, and fetching a number makes the
-host wait for everything launched before. So each site only measures its batch. Everything else happens once per batch for
-all sites of a kind together, and results are fetched once, at the end.
+host wait for everything launched before. So each site only measures its batch. Everything else happens once per batch
+for all sites of a kind together, and results are fetched once, at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trueup.rules.evidence import BAND_SIDE, GATE_NORMS
 from trueup.targets.activation import SKETCH, ActivationTarget, sketch
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget, condensed
-from trueup.targets.values import GATE_SAMPLE, SAMPLE, Targets
+from trueup.targets.values import Targets
 
 
 class Binned(NamedTuple):
@@ -75,7 +75,7 @@ class Accumulator:
         self._start()
 
     def _start(self) -> None:
-        self._sites, self._gate = _Sums(SAMPLE), _Sums(GATE_SAMPLE)
+        self._sites, self._gate = _Sums(Targets.SAMPLE), _Sums(Targets.GATE_SAMPLE)
 
     def measure_norm(self, a: Tensor) -> Normed:
         """Moments of each channel of `a` `(batch, channels, ...)`."""
@@ -174,7 +174,7 @@ class _Sums:
         return batches
 
     def keep(self, names: Tensor, order: Tensor, batches: list[_Batch]) -> None:
-        """Keep the images of a batch with the smallest names; `names` are ascending, `order` their places in the batch."""
+        """Keep the images of a batch with the smallest `names`, which are ascending; `order` is their place in it."""
         self.images += len(names)
         full = len(self.sampled) == self._most
         count = min(self._most, int((names < self.sampled[-1]).sum()) if full else len(names))

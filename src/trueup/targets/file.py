@@ -81,6 +81,12 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         if not (groups["activations"] or groups["norms"]):
             raise ValueError("it holds no targets")
         _check("sampled", tensors["sampled"], torch.int64, 1)
+        for name, target in ((name, target) for group in groups.values() for name, target in group.items()):
+            if not 1 <= len(target.sample) <= min(len(tensors["sampled"]), target.images):
+                raise ValueError(
+                    f"site {name!r} keeps {len(target.sample)} of {target.images} images singly, and "
+                    f"{len(tensors['sampled'])} are named"
+                )
         return {
             **groups,
             "sampled": tensors["sampled"],
@@ -99,7 +105,8 @@ def _version(path: str | PathLike[str], metadata: Mapping[str, str]) -> int:
         raise ValueError(f"{path} is a damaged trueup targets file (format version {version!r})")
     if int(version) > VERSION:
         raise ValueError(
-            f"{path} has format version {version}, this trueup reads up to {VERSION}: upgrade trueup, or calibrate again"
+            f"{path} has format version {version}, this trueup reads up to {VERSION}: upgrade trueup, or calibrate "
+            "again"
         )
     return int(version)
 
@@ -118,12 +125,12 @@ def _targets(
         if group == "activations":
             square, levels = tensors[f"{prefix}square"], tensors.get(f"{prefix}levels")
             _check(name, total, torch.float64, 1, ascending=True)
-            _check(name, square, torch.float64, 1)
+            _check(name, square, torch.float64, 1, negative=False)
             _check(name, sample, torch.float32, 2, ascending=True)
             if levels is not None:
                 _check(name, levels, torch.float64, 1, ascending=True)
-                if levels[0] != 0 or levels[-1] != 1:
-                    raise ValueError(f"the quantile levels of site {name!r} do not run from 0 to 1")
+                if levels[0] != 0 or levels[-1] != 1 or (levels.diff() <= 0).any():
+                    raise ValueError(f"the quantile levels of site {name!r} do not rise from 0 to 1")
             loss = record["loss"]
             if isinstance(loss, bool) or not isinstance(loss, int | float) or not 0 <= loss < float("inf"):
                 raise ValueError(f"site {name!r} has the compression loss {loss!r}")
@@ -131,14 +138,20 @@ def _targets(
         else:
             _check(name, total, torch.float64, 2)
             _check(name, sample, torch.float16, 3)
+            for variances in (total[1:], sample[:, 1:]):
+                _check(name, variances, variances.dtype, variances.dim(), negative=False)
             yield name, NormTarget(shape, total, images, sample)
 
 
-def _check(name: str, tensor: Tensor, dtype: torch.dtype, dims: int, *, ascending: bool = False) -> None:
-    if tensor.dtype != dtype or tensor.dim() != dims or (dims == 1 and not len(tensor) and name != "sampled"):
+def _check(
+    name: str, tensor: Tensor, dtype: torch.dtype, dims: int, *, ascending: bool = False, negative: bool = True
+) -> None:
+    if tensor.dtype != dtype or tensor.dim() != dims or not tensor.numel():
         raise ValueError(f"{name!r} holds {tensor.dtype} of shape {tuple(tensor.shape)}, expected {dims}-D {dtype}")
     if tensor.is_floating_point() and not tensor.isfinite().all():
         raise ValueError(f"{name!r} holds NaN or infinity")
+    if not negative and (tensor < 0).any():
+        raise ValueError(f"squares or variances of {name!r} are negative")
     if ascending and (tensor.diff(dim=-1) < -1e-6 * tensor.abs().amax(dim=-1, keepdim=True)).any():
         raise ValueError(f"the quantiles of {name!r} are not ascending")
 

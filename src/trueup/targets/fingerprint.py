@@ -22,6 +22,11 @@ class Print:
     norm: float
     projection: float
 
+    def __post_init__(self) -> None:
+        counts = all(isinstance(side, int) for side in self.shape)
+        if not counts or not all(isinstance(value, int | float) for value in (self.norm, self.projection)):
+            raise TypeError(f"a fingerprint's numbers are {self.shape}, {self.norm!r} and {self.projection!r}")
+
     def matches(self, other: Print) -> bool:
         """Whether the values are equal up to rounding to another precision."""
         close = abs(self.projection - other.projection) <= TOLERANCE * max(self.norm, other.norm)
@@ -67,8 +72,9 @@ class Fingerprint:
 
 
 def _prints(tensors: list[Tensor]) -> list[Print]:
-    """Summaries of all tensors. Small ones of equal length go together and all results are fetched at once, since a model
-    on a GPU has hundreds.
+    """Summaries of all tensors.
+
+    Small ones of equal length go together and all results are fetched at once, since a model on a GPU has hundreds.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     longest: dict[torch.device, int] = {}

@@ -30,9 +30,10 @@ class NormTarget:
     sample: Tensor  # (sampled images, 2, 4 or 5, channels) float16: moments with deviations in place of variances
 
     def __post_init__(self) -> None:
-        if self.total.dim() != 2 or self.total.shape != self.sample.shape[1:] or len(self.total) not in (2, 4, 5):
+        fit = self.total.dim() == 2 and self.total.shape == self.sample.shape[1:]
+        if not fit or len(self.total) not in (2, 4, 5) or self.shape[:1] != self.total.shape[1:]:
             shapes = [tuple(t.shape) for t in (self.total, self.sample)]
-            raise ValueError(f"the tensors of a norm target do not fit together: shapes {shapes}")
+            raise ValueError(f"the tensors of a norm target of shape {self.shape} do not fit together: shapes {shapes}")
 
     def __add__(self, other: NormTarget) -> NormTarget:
         """Sums of both; the caller merges the samples. Bands stay only if the maps of all images had them."""
@@ -50,7 +51,10 @@ class NormTarget:
         return len(self.total) > 2
 
     def reference(self, rule: Evidence) -> Tensor:
-        """Reference of a rule `(5, 2, channels)`, or `(5, 3, channels)` with bands, float64: see `functional.evidence`."""
+        """Reference of a rule `(5, 2, channels)`, or `(5, 3, channels)` with bands, float64.
+
+        See `functional.evidence`.
+        """
         rows = self._rows(bands=rule.bands)
         floor = self._floor(rows, rule.floor)
         clean = self._statistics(rows, floor)

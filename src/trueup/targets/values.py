@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from trueup.targets import file
 from trueup.targets.activation import ActivationTarget
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
-
-SAMPLE = 512  # images whose statistics are kept per site: enough to tell what one in a hundred looks like
-GATE_SAMPLE = 4096  # images kept for the gate: half of them rank, and should tell what one in a thousand looks like
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +29,9 @@ class Targets:
     `activations` and `norms` hold one target per site, by the site's name, in the order of the forward pass. `gate`
     holds more images for the few norms by which `Evidence` tells an unusual image. Two are equal if their contents are.
     """
+
+    SAMPLE: ClassVar[int] = 512  # images whose statistics are kept per site: tells what one in a hundred looks like
+    GATE_SAMPLE: ClassVar[int] = 4096  # images kept for the gate: half of them rank, and tell one in a thousand
 
     activations: Mapping[str, ActivationTarget]
     norms: Mapping[str, NormTarget]
@@ -67,12 +67,12 @@ class Targets:
                 raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
         sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)
         shared = [name for name in self.gate if name in other.gate]  # with small images the gate may read other norms
-        many, few = (_Kept(len(self.sampled), order[:most]) for most in (GATE_SAMPLE, SAMPLE))
+        many, few = (_Kept(len(self.sampled), order[:most]) for most in (self.GATE_SAMPLE, self.SAMPLE))
         return Targets(
             activations={name: _merge(name, t, other.activations[name], few) for name, t in self.activations.items()},
             norms={name: _merge(name, t, other.norms[name], few) for name, t in self.norms.items()},
             gate={name: _merge(name, self.gate[name], other.gate[name], many) for name in shared},
-            sampled=sampled[: GATE_SAMPLE if shared else SAMPLE],
+            sampled=sampled[: self.GATE_SAMPLE if shared else self.SAMPLE],
             fingerprint=self.fingerprint,
         )
 

@@ -57,6 +57,6 @@ class TestFingerprint:
         targets = trueup.calibrate(model, [images(4)])
         model.blocks[1].conv[0][2] = nn.Identity()
         with pytest.raises(
-            ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.1, stem.2"
+            ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.2, blocks.0"
         ):
             trueup.correct(model, targets, trueup.Correction())

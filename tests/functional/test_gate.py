@@ -89,7 +89,7 @@ def test_a_gate_is_the_definition(images, d, heavy):
 
 
 @pytest.mark.parametrize("images", [4, 24, 400])
-def test_rounding_does_not_decide_how_far_an_image_is_opened(images):
+def test_rounding_does_not_decide_the_gate_value(images):
     """An image as far away as one that is held out, to the last bit and a little farther."""
     fitted = gate.fit(draws(images, 3))
     x = draws(images, 3)[1::2]
@@ -97,7 +97,7 @@ def test_rounding_does_not_decide_how_far_an_image_is_opened(images):
         near = fitted.p_values(x * share)
         torch.testing.assert_close(near, fitted.p_values(x), rtol=1e-4, atol=0)
         torch.testing.assert_close(
-            gate.openness(near, 0.02), gate.openness(fitted.p_values(x), 0.02), rtol=0, atol=1e-4
+            gate.gate_values(near, 0.02, 20), gate.gate_values(fitted.p_values(x), 0.02, 20), rtol=0, atol=1e-4
         )
 
 
@@ -132,16 +132,17 @@ def test_p_values_of_exchangeable_images_are_valid(images, d, heavy, ties, seed)
 @given(
     p=st.lists(st.floats(0, 1), min_size=2, max_size=20).map(sorted),
     budget=st.floats(1e-6, 1),
+    ramp=st.sampled_from([2.0, 20.0, 100.0]),
 )
-def test_an_image_is_less_open_the_more_usual_it_is_and_shut_from_twenty_budgets_on(p, budget):
+def test_the_gate_closes_as_an_image_gets_more_usual_and_is_shut_from_ramp_budgets_on(p, budget, ramp):
     p = torch.tensor(p, dtype=torch.float64)
-    opened = gate.openness(p, budget)
+    opened = gate.gate_values(p, budget, ramp)
     assert (opened.diff() <= 0).all()
     assert (opened >= 0).all()
     assert (opened <= 1).all()
     assert (opened[p <= budget] > 1 - 1e-12).all()
-    assert (opened[p >= 20 * budget] == 0).all()
-    wanted = [min(max(math.log(20 * budget / q) / math.log(20), 0), 1) if q > 0 else 1 for q in p.tolist()]
+    assert (opened[p >= ramp * budget] == 0).all()
+    wanted = [min(max(math.log(ramp * budget / q) / math.log(ramp), 0), 1) if q > 0 else 1 for q in p.tolist()]
     np.testing.assert_allclose(opened, wanted, atol=1e-12)
 
 
@@ -206,7 +207,7 @@ class TestWhatSaysNothing:
         x[1, 2] = poison
         found = fitted.p_values(x)
         assert found[1] == 0
-        assert gate.openness(found, 1e-6)[1] == 1
+        assert gate.gate_values(found, 1e-6, 20)[1] == 1
         assert found[[0, 2]].equal(wanted[[0, 2]])
 
     def test_equal_values_have_the_middle_of_their_scores(self):

@@ -1,4 +1,4 @@
-"""A value read at some sites, and given to what is placed after them: `Reader`."""
+"""A value read at some sites, and given to what is placed after them: `Reading`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import images, make
-from trueup.graph import Reader, Instrumented
+from trueup.graph import Instrumented, Reading, trace
 
 WRITES = {
     "nothing": lambda self, x: x,
@@ -62,7 +62,7 @@ class _Given(nn.Module):
         return a
 
 
-class TestReader:
+class TestReading:
     @pytest.mark.parametrize("write", sorted(WRITES))
     def test_it_sees_what_the_model_has_there_and_what_it_overwrites_is_not_missed(self, write):
         model, x = Overwriting(WRITES[write]).eval(), images(3) + 1
@@ -74,9 +74,9 @@ class TestReader:
         for norm in (model.bn1, model.bn2):
             norm._forward_hooks.clear()
         model.total.zero_()
-        given_x, reader = x.clone(), Reader(["bn1", "bn2"], _Mean, _Weighted())
-        robust = Instrumented(model, lambda _: _Given(), reader=reader)
-        assert robust.sites == ["bn2", "relu#2", "bn3"]
+        given_x, reading = x.clone(), Reading(["bn1", "bn2"], _Mean, _Weighted())
+        robust = Instrumented(trace(model), lambda _: _Given(), reading=reading)
+        assert robust.placed_at == ["bn2", "relu#2", "bn3"]
         out = robust(given_x)
         torch.testing.assert_close(out, wanted)
         for module in robust.placed:
@@ -98,13 +98,13 @@ class TestReader:
 
         model, x = Twice().eval(), images(2)
         for site, wanted in (("bn", model.bn(model.conv(x))), ("bn#2", model(x))):
-            robust = Instrumented(model, lambda _: _Given(), reader=Reader([site], _Mean, _Weighted()))
+            robust = Instrumented(trace(model), lambda _: _Given(), reading=Reading([site], _Mean, _Weighted()))
             robust(x)
-            assert robust.sites[0] == site
+            assert robust.placed_at[0] == site
             torch.testing.assert_close(robust.placed[0].value, wanted.mean((1, 2, 3)))
 
     def test_a_site_that_is_not_there_is_named(self):
         with pytest.raises(
-            ValueError, match="'nowhere' is to be read, and was not found in this MobileNet; it has stem.1"
+            ValueError, match="reads the site 'nowhere', which was not found in this MobileNet; it has stem.1"
         ):
-            Instrumented(make("mobilenet"), lambda _: None, reader=Reader(["nowhere"], _Mean, _Weighted()))
+            Instrumented(trace(make("mobilenet")), lambda _: None, reading=Reading(["nowhere"], _Mean, _Weighted()))

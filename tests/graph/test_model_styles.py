@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images
-from trueup.graph import Instrumented, TraceError
+from trueup.graph import Instrumented, TraceError, trace
 
 NOTHING = trueup.Correction(lambda1=0)
-FULL = trueup.Correction(lambda1=1, lambda2=0, location="match", sparse=False)
+PAPER = trueup.Correction()
 
 
 class Double(nn.Module):
@@ -23,9 +23,13 @@ class Double(nn.Module):
         return a * 2
 
 
-def doubled(model):
+def names(sites):
+    return [site.name for site in sites]
+
+
+def doubled(model, **options):
     """The model with every activation's output doubled."""
-    return Instrumented(model, lambda _: Double())
+    return Instrumented(trace(model, **options), lambda _: Double())
 
 
 class Written(nn.Module):
@@ -102,7 +106,7 @@ def test_what_is_written_in_place_is_read_corrected_by_every_name(rest, wanted):
 
 def test_gradients_flow_through_an_ordinary_in_place_activation():
     model = Written(lambda self, h: self.relu(h)).eval()
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]))
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]), PAPER)
     x = images(2).requires_grad_()
     robust(x).sum().backward()
     assert x.grad.abs().sum() > 0
@@ -164,7 +168,7 @@ class Modes(nn.Module):
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
 def test_a_copy_made_in_training_mode_is_right_in_both(copier):
     model = Modes().eval()
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]))
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]), PAPER)
     wanted = robust(images(4))
     twin = copier(robust.train())
     assert twin.training
@@ -183,7 +187,7 @@ class Shared(nn.Module):
 
 
 def test_a_block_used_three_times_has_three_sites_by_its_one_name():
-    assert trueup.sites(Shared(), images(2)) == ["block.relu", "block.relu#2", "block.relu#3"]
+    assert names(trueup.sites(Shared(), images(2))) == ["block.relu", "block.relu#2", "block.relu#3"]
 
 
 class Placed(nn.Module):
@@ -212,7 +216,7 @@ class SubclassedReLU6(nn.ReLU6):
 
 def test_a_subclass_of_a_known_activation_is_one():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), SubclassedReLU6())
-    assert trueup.sites(model) == ["1"]
+    assert names(trueup.sites(model)) == ["1"]
 
 
 class Swish(nn.Module):
@@ -226,17 +230,17 @@ class WideSwish(Swish):
 
 def test_a_class_and_its_subclass_can_both_be_named():
     model = nn.Sequential(Swish(), WideSwish())
-    assert trueup.sites(model, activations=(Swish, WideSwish)) == ["0", "1"]
+    assert names(trueup.sites(model, activations=(Swish, WideSwish))) == ["0", "1"]
 
 
 def test_hooks_of_the_model_see_tensors_only_and_stay():
     model, seen = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), nn.Flatten()), []
     model[0].register_forward_hook(lambda _m, _i, out: seen.append(float(out.detach().mean())))
     model.register_forward_pre_hook(lambda _m, inputs: seen.append(float(inputs[0].mean())))
-    assert trueup.sites(model) == ["0.1"]
+    assert names(trueup.sites(model)) == ["0.1"]
     assert seen == []
     targets = trueup.calibrate(model, [images(2)])
-    trueup.correct(model, targets)
+    trueup.correct(model, targets, PAPER)
     seen.clear()
     model(images(2))
     assert len(seen) == 2
@@ -275,10 +279,10 @@ class Remembers(nn.Module):
 
 def test_what_a_forward_pass_leaves_behind_is_not_the_tracers():
     model = Remembers().eval()
-    assert trueup.sites(model) == ["relu"]
+    assert names(trueup.sites(model)) == ["relu"]
     assert model.calls.item() == 0
     assert not hasattr(model, "features")
-    robust = trueup.correct(model, trueup.calibrate(model, [images(2)]))
+    robust = trueup.correct(model, trueup.calibrate(model, [images(2)]), PAPER)
     assert model.calls.item() == 0
     assert not any("features" in vars(module) for module in robust.modules())
     assert pickle.loads(pickle.dumps(robust))(images(2)).equal(robust(images(2)))
@@ -298,7 +302,7 @@ class Constant(nn.Module):
 
 
 def test_copies_of_copies_do_not_grow():
-    robust = Instrumented(Constant(), lambda _: None)
+    robust = Instrumented(trace(Constant()), lambda _: None)
     for _ in range(3):
         robust = copy.deepcopy(robust)
     assert len(list(robust.buffers())) == 1
@@ -308,7 +312,7 @@ def test_weight_norm_survives_a_cast():
     with pytest.warns(FutureWarning):
         conv = nn.utils.weight_norm(nn.Conv2d(3, 4, 1))
     model = nn.Sequential(conv, nn.ReLU())
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]))
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]), PAPER)
     wanted = robust(images(2))
     torch.testing.assert_close(robust.double()(images(2).double()).float(), wanted, atol=1e-2, rtol=1e-2)
     assert model(images(2)).dtype == torch.float32
@@ -328,7 +332,7 @@ def test_an_own_function_with_a_flag_is_not_taken_for_in_place():
     targets = trueup.calibrate(model, [images(2)], activations=(flagged,))
     assert trueup.correct(model, targets, NOTHING, activations=(flagged,))(images(2)).equal(model(images(2)))
     torch.testing.assert_close(
-        Instrumented(model, lambda _: Double(), activations=(flagged,))(images(2)),
+        doubled(model, activations=(flagged,))(images(2)),
         2 * images(2).clamp(min=0.1) - images(2),
     )
 
@@ -356,9 +360,9 @@ def test_a_transformer_encoder_is_warned_about():
     layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     model = nn.Sequential(nn.ReLU(), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
     with pytest.warns(UserWarning, match="cannot be reached"):
-        assert trueup.sites(model) == ["0"]
+        assert names(trueup.sites(model)) == ["0"]
 
 
 def test_wrappers_are_taken_off_in_any_order():
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    assert trueup.sites(nn.DataParallel(torch.compile(model))) == ["1"]
+    assert names(trueup.sites(nn.DataParallel(torch.compile(model)))) == ["1"]

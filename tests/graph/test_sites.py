@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import architectures
 import trueup
 from architectures import images, make
-from trueup.graph import Instrumented, clone, find
+from trueup.graph import Instrumented, clone, trace
 
 SITES = {
     "vgg": ["1", "4", "7", "11"],
@@ -43,11 +43,19 @@ SITES = {
 }
 
 
+def names(sites, kind=None):
+    return [site.name for site in sites if kind in (None, site.kind)]
+
+
+def instrumented(model, place, **options):
+    return Instrumented(trace(model, **options), place)
+
+
 @pytest.mark.parametrize("name", architectures.ALL)
 def test_every_activation_is_a_site_with_a_readable_name(name):
     model = make(name)
-    assert trueup.sites(model, images(2)) == SITES[name]
-    assert trueup.sites(model) == SITES[name]
+    assert names(trueup.sites(model, images(2)), "activation") == SITES[name]
+    assert names(trueup.sites(model), "activation") == SITES[name]
 
 
 NORMS = {
@@ -64,10 +72,27 @@ NORMS = {
 @pytest.mark.parametrize("name", architectures.ALL)
 def test_every_norm_is_a_site_of_the_other_kind(name):
     model = make(name)
-    assert trueup.sites(model, kind="norm") == NORMS[name]
-    if NORMS[name]:
-        assert trueup.sites(model, images(2), kind="norm") == NORMS[name]
-    assert [site.name for site in find(model) if site.kind == "norm"] == NORMS[name]
+    assert names(trueup.sites(model), "norm") == NORMS[name]
+    assert names(trueup.sites(model, images(2)), "norm") == NORMS[name]
+
+
+@pytest.mark.parametrize("name", architectures.ALL)
+def test_sites_come_in_the_order_of_the_forward_pass(name):
+    model, order = make(name), []
+    for path, module in model.named_modules():
+        module.register_forward_hook(lambda _m, _i, _o, path=path: order.append(path))
+    model(images(2))
+    called = [site.name.partition("#")[0] for site in trueup.sites(model) if "#" not in site.name]
+    modules = [path for path in called if path in order]
+    assert modules == sorted(modules, key=order.index)
+
+
+def test_sites_print_as_a_table():
+    assert str(trueup.sites(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))).splitlines() == [
+        "site  kind        operation",
+        "0     norm        batch_norm",
+        "1     activation  relu",
+    ]
 
 
 class OwnNorm(nn.Module):
@@ -105,7 +130,7 @@ class NormSpellings(nn.Module):
 
 def test_norms_are_known_by_their_layers_their_functions_and_their_own_word():
     model, x = NormSpellings().eval(), images(3, size=8)
-    found = {site.name: (site.activation, site.channels) for site in find(model)}
+    found = {site.name: (site.operation, site.channel_dim) for site in trueup.sites(model)}
     assert found == {
         "bn": ("batch_norm", 1),
         "inorm": ("instance_norm", 1),
@@ -123,9 +148,9 @@ def test_norms_are_known_by_their_layers_their_functions_and_their_own_word():
         "flat": ("batch_norm", 1),
     }
     targets = trueup.calibrate(model, [images(12, size=8)])
-    assert list(targets.channels) == list(found)
-    assert {len(site.total[0]) for site in targets.channels.values()} == {4}
-    shapes = {name: site.shape for name, site in targets.channels.items()}
+    assert list(targets.norms) == list(found)
+    assert {len(site.total[0]) for site in targets.norms.values()} == {4}
+    shapes = {name: site.shape for name, site in targets.norms.items()}
     assert shapes["ln"] == (4, 8, 8)
     assert shapes["flat"] == (4,)
     robust = trueup.correct(model, targets, trueup.Evidence(budget=1, strength=0.2))
@@ -144,15 +169,15 @@ def test_a_norm_whose_first_dimension_is_not_the_batch_is_left_out():
             return self.tokens(x.reshape(-1, 4)).reshape(x.shape)
 
     targets = trueup.calibrate(Tokens().eval(), [images(3)])
-    assert list(targets) == ["relu"]
-    assert list(targets.channels) == list(targets.gate) == ["bn"]
+    assert list(targets.activations) == ["relu"]
+    assert list(targets.norms) == list(targets.gate) == ["bn"]
 
 
 @pytest.mark.parametrize("name", architectures.ALL)
 def test_placing_nothing_changes_nothing(name):
     model, x = make(name), images()
-    assert Instrumented(model, lambda _: None)(x).equal(model(x))
-    assert Instrumented(model, lambda _: nn.Identity())(x).equal(model(x))
+    assert instrumented(model, lambda _: None)(x).equal(model(x))
+    assert instrumented(model, lambda _: nn.Identity())(x).equal(model(x))
 
 
 @pytest.mark.parametrize("name", architectures.ALL)
@@ -160,7 +185,7 @@ def test_what_is_placed_at_a_site_sees_the_output_of_its_activation(name):
     """Against forward hooks and patched functions: an independent way to see the same values."""
     model, x = make(name), images(3)
     seen: list[Tensor] = []
-    probe = Instrumented(model, lambda site: _Keep(seen) if site.kind == "activation" else None)
+    probe = instrumented(model, lambda site: _Keep(seen) if site.kind == "activation" else None)
     probe(x)
 
     wanted: list[Tensor] = []
@@ -175,7 +200,7 @@ def test_what_is_placed_at_a_site_sees_the_output_of_its_activation(name):
 def test_what_is_placed_at_a_norm_sees_its_output(name):
     model, x = make(name), images(3)
     seen: list[Tensor] = []
-    Instrumented(model, lambda site: _Keep(seen) if site.kind == "norm" else None)(x)
+    instrumented(model, lambda site: _Keep(seen) if site.kind == "norm" else None)(x)
     wanted: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
@@ -186,7 +211,7 @@ def test_what_is_placed_at_a_norm_sees_its_output(name):
 
 
 def test_zeros_mean_something_for_relu_and_nothing_for_the_others():
-    sparse = {site.activation: site.sparse for site in find(make("spellings"))}
+    sparse = {site.operation: site.sparse for site in trueup.sites(make("spellings"))}
     assert {name for name, is_sparse in sparse.items() if is_sparse} == {"relu", "relu6"}
     assert {name for name, is_sparse in sparse.items() if not is_sparse} == {
         "leaky_relu",
@@ -239,7 +264,7 @@ def test_reading_the_input_after_an_in_place_activation_means_its_output(activat
     model, x = InPlaceThenInput(activate).eval(), images(2)
     pre = model.conv(x)
     wanted = pre * 3 + 11 * (2 * pre.relu())
-    torch.testing.assert_close(Instrumented(model, lambda _: Double())(x), wanted)
+    torch.testing.assert_close(instrumented(model, lambda _: Double())(x), wanted)
 
 
 def swish(x: Tensor) -> Tensor:
@@ -276,8 +301,8 @@ class OwnActivations(nn.Module):
 
 def test_a_users_own_activations_can_be_named():
     model = OwnActivations()
-    assert trueup.sites(model) == ["unit"]
-    assert trueup.sites(model, activations=(swish, Mish)) == ["swish", "mish", "swish#2", "unit"]
+    assert names(trueup.sites(model)) == ["unit"]
+    assert names(trueup.sites(model, activations=(swish, Mish))) == ["swish", "mish", "swish#2", "unit"]
     targets = trueup.calibrate(model, [images()], activations=(swish, Mish))
     robust = trueup.correct(model, targets, trueup.Correction(1, 0), activations=(swish, Mish))
     assert not robust(images(seed=2)).equal(model(images(seed=2)))
@@ -290,11 +315,15 @@ def test_a_named_activation_that_is_never_called_is_an_error():
 
 def test_sites_are_chosen_by_a_predicate():
     model = make("resnet")
-    assert trueup.sites(model, select=lambda site: "layer1.1" in site.name) == SITES["resnet"][4:]
-    targets = trueup.calibrate(model, [images()], select=lambda site: "#" not in site.name)
-    assert list(targets) == ["relu", "layer1.0.relu", "layer1.1.relu"]
+    chosen = trueup.sites(model, select=lambda site: "layer1.1" in site.name)
+    assert names(chosen, "activation") == SITES["resnet"][4:]
+    assert names(chosen, "norm") == NORMS["resnet"][3:]
+    targets = trueup.calibrate(
+        model, [images()], select=lambda site: site.kind == "activation" and "#" not in site.name
+    )
+    assert list(targets.activations) == ["relu", "layer1.0.relu", "layer1.1.relu"]
     robust = trueup.correct(model, targets, trueup.Correction(), select=lambda site: site.name != "relu")
-    assert robust.sites == ["layer1.0.relu", "layer1.1.relu"]
+    assert names(robust.sites) == robust.placed_at == ["layer1.0.relu", "layer1.1.relu"]
 
 
 def test_control_flow_is_refused_with_the_place_the_reason_and_the_way_out():
@@ -304,16 +333,16 @@ def test_control_flow_is_refused_with_the_place_the_reason_and_the_way_out():
     ):
         trueup.sites(model)
     model(images(2))  # lets the lazy layer see its shape
-    assert trueup.sites(model, leaves=(architectures.Branching,)) == ["1"]
+    assert names(trueup.sites(model, leaves=(architectures.Branching,))) == ["1"]
     targets = trueup.calibrate(model, [images()], leaves=(architectures.Branching,))
-    robust = trueup.correct(model, targets, leaves=(architectures.Branching,))
+    robust = trueup.correct(model, targets, trueup.Correction(), leaves=(architectures.Branching,))
     assert not robust(images()).equal(model(images()))
 
 
 def test_an_activation_that_cannot_be_reached_is_warned_about():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True))
     with pytest.warns(UserWarning, match="inside '2' .*cannot be reached"):
-        assert trueup.sites(model) == ["1"]
+        assert names(trueup.sites(model)) == ["1"]
 
 
 def test_a_clone_shares_tensors_and_nothing_else():
@@ -330,8 +359,8 @@ def test_a_clone_shares_tensors_and_nothing_else():
 
 def test_a_compiled_or_parallel_model_is_unwrapped():
     model = make("vgg")
-    assert trueup.sites(torch.compile(model)) == SITES["vgg"]
-    assert trueup.sites(nn.DataParallel(model)) == SITES["vgg"]
+    assert names(trueup.sites(torch.compile(model))) == SITES["vgg"]
+    assert names(trueup.sites(nn.DataParallel(model))) == SITES["vgg"]
 
 
 def test_tensors_made_in_the_forward_pass_follow_to_another_device():
@@ -344,7 +373,7 @@ def test_tensors_made_in_the_forward_pass_follow_to_another_device():
             return F.relu(self.conv(x)) * torch.tensor([2.0])
 
     model, x = Scaled().eval(), images(2)
-    moved = copy.deepcopy(Instrumented(model, lambda _: nn.Identity())).to("meta")
+    moved = copy.deepcopy(instrumented(model, lambda _: nn.Identity())).to("meta")
     assert moved(x.to("meta")).device.type == "meta"  # a tensor left behind would be refused
     assert moved.state_dict().keys() == model.state_dict().keys()
 
@@ -432,7 +461,7 @@ class _Alias(nn.Module):
 )
 def test_what_is_written_by_another_name_is_seen_by_that_name(alias):
     model = _Alias(alias)
-    zero = Instrumented(model, lambda _: _Zero())
+    zero = instrumented(model, lambda _: _Zero())
     assert zero(torch.randn(2, 3, 8, 8)).equal(model.head(torch.zeros(2, 4, 6, 6)))
 
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import operator
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from torch import nn
 import trueup
 from architectures import images, make
 from trueup import functional as F
-from trueup import targets as targets_module
-from trueup.targets.accumulate import Tally
+from trueup.targets import Accumulator
+
+RULE = trueup.Evidence(strength=0.05)
 
 
 def first_site(model, x):
@@ -31,19 +33,19 @@ def test_the_target_is_the_barycenter_and_the_spread_is_its_deviation():
     model, x = make("vgg"), images(30)
     targets = trueup.calibrate(model, [x], resolution=None)
     a = first_site(model, x)
-    torch.testing.assert_close(targets["1"].target.float(), F.barycenter(a))
-    torch.testing.assert_close(targets["1"].spread.float(), F.spread(a), atol=1e-5, rtol=1e-4)
-    assert targets["1"].shape == (8, 32, 32)
+    torch.testing.assert_close(targets.activations["1"].target.float(), F.barycenter(a))
+    torch.testing.assert_close(targets.activations["1"].spread.float(), F.spread(a), atol=1e-5, rtol=1e-4)
+    assert targets.activations["1"].shape == (8, 32, 32)
     assert targets.images == 30
-    assert targets["1"].compression_error == 0
+    assert targets.activations["1"].compression_error == 0
 
 
 def test_the_stored_resolution_keeps_the_target_within_the_error_it_states():
     model, x = make("vgg"), images(30)
-    full = trueup.calibrate(model, [x], resolution=None)["1"]
+    full = trueup.calibrate(model, [x], resolution=None).activations["1"]
     stated = []
     for resolution in (65, 257, 1025):
-        stored = trueup.calibrate(model, [x], resolution=resolution, method="sort")["1"]
+        stored = trueup.calibrate(model, [x], resolution=resolution, method="sort").activations["1"]
         assert stored.target.shape == (resolution,)
         error = F.wasserstein(full.target[None], stored.order_statistics(8192)).item()
         assert 0 < error <= stored.compression_error
@@ -58,8 +60,7 @@ def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
     model, x = make("vgg"), images(24)
     parts = list(x.tensor_split(sorted(cuts)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets_module, "SAMPLE", keep)
-        patch.setattr("trueup.targets.accumulate.SAMPLE", keep)
+        patch.setattr(trueup.Targets, "SAMPLE", keep)
         whole = trueup.calibrate(model, [x], method="sort")
         if shards:
             merged = trueup.calibrate(model, parts[:1], method="sort")
@@ -69,12 +70,12 @@ def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
             merged = trueup.calibrate(model, parts, method="sort")
     assert merged.images == whole.images == 24
     assert merged.sampled.equal(whole.sampled)
-    for name in whole:
+    for name, site in whole.activations.items():
         # Convolutions of another batch size may round differently; the sums themselves are in float64.
-        torch.testing.assert_close(merged[name].target, whole[name].target, atol=1e-6, rtol=1e-6)
-        torch.testing.assert_close(merged[name].spread, whole[name].spread, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(merged[name].sample, whole[name].sample, atol=1e-5, rtol=1e-5)
-        assert merged[name].compression_error == pytest.approx(whole[name].compression_error, rel=1e-4)
+        torch.testing.assert_close(merged.activations[name].target, site.target, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(merged.activations[name].spread, site.spread, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(merged.activations[name].sample, site.sample, atol=1e-5, rtol=1e-5)
+        assert merged.activations[name].compression_error == pytest.approx(site.compression_error, rel=1e-4)
 
 
 @settings(max_examples=10, deadline=None)
@@ -88,8 +89,7 @@ def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
     parts = list(x.tensor_split(sorted(cuts)))
     with pytest.MonkeyPatch.context() as patch:
         for name, count in zip(("SAMPLE", "GATE_SAMPLE"), keep, strict=True):
-            patch.setattr(targets_module, name, count)
-            patch.setattr(f"trueup.targets.accumulate.{name}", count)
+            patch.setattr(trueup.Targets, name, count)
         whole = trueup.calibrate(model, [x])
         merged = trueup.calibrate(model, parts[:1] if shards else parts)
         for part in reversed(parts[1:]) if shards else ():
@@ -103,13 +103,11 @@ def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
         assert len(site.sample) == min(24, keep[1])
     for one, other in zip(merged.fitted_gate, whole.fitted_gate, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
-    for name, site in whole.channels.items():
+    for name, site in whole.norms.items():
         assert len(site.sample) == min(24, keep[0])
-        torch.testing.assert_close(merged.channels[name].total, site.total, atol=1e-12, rtol=1e-12)
-        assert merged.channels[name].sample.equal(site.sample)
-        torch.testing.assert_close(
-            merged.channels[name].reference(0.05, bands=True), site.reference(0.05, bands=True), rtol=1e-9, atol=1e-12
-        )
+        torch.testing.assert_close(merged.norms[name].total, site.total, atol=1e-12, rtol=1e-12)
+        assert merged.norms[name].sample.equal(site.sample)
+        torch.testing.assert_close(merged.norms[name].reference(RULE), site.reference(RULE), rtol=1e-9, atol=1e-12)
 
 
 def _late_norms(site):
@@ -138,8 +136,7 @@ def test_any_batches_and_shards_of_any_images_give_the_same_targets(data, select
 
     with pytest.MonkeyPatch.context() as patch:
         for name, count in (("SAMPLE", 3), ("GATE_SAMPLE", 5)):
-            patch.setattr(targets_module, name, count)
-            patch.setattr(f"trueup.targets.accumulate.{name}", count)
+            patch.setattr(trueup.Targets, name, count)
         wanted = functools.reduce(
             operator.add, (trueup.calibrate(model, [pool[n][None]], select=select) for n in sorted(drawn))
         )
@@ -149,7 +146,7 @@ def test_any_batches_and_shards_of_any_images_give_the_same_targets(data, select
     assert found.images == len(drawn)
     assert found.sampled.equal(wanted.sampled)
     assert len(found.sampled) == min(len(drawn), 5 if found.gate else 3)
-    for group, most in (("sites", 3), ("channels", 3), ("gate", 5)):
+    for group, most in (("activations", 3), ("norms", 3), ("gate", 5)):
         mine, theirs = getattr(found, group), getattr(wanted, group)
         assert list(mine) == list(theirs)
         for name, site in theirs.items():
@@ -165,31 +162,29 @@ def test_batches_of_several_sizes_add_up(method):
     model = make("resnet")
     batches = [images(5), images(3, 24), images(6), images(2, 12)]  # rows of the last are short, and so are sorted
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("targets", "tally"):
-            patch.setattr(f"trueup.{module}.SAMPLE", 7)
+        patch.setattr(trueup.Targets, "SAMPLE", 7)
         together = trueup.calibrate(model, batches, method=method)
         apart = functools.reduce(operator.add, (trueup.calibrate(model, [b], method=method) for b in batches))
     assert together.sampled.equal(apart.sampled)
-    for name in apart:
-        torch.testing.assert_close(together[name].total, apart[name].total)
-        torch.testing.assert_close(together[name].sample, apart[name].sample)
-        assert together[name].loss == pytest.approx(apart[name].loss)
-    for name, site in apart.channels.items():
-        torch.testing.assert_close(together.channels[name].total, site.total)
-        assert together.channels[name].sample.equal(site.sample)
+    for name, site in apart.activations.items():
+        torch.testing.assert_close(together.activations[name].total, site.total)
+        torch.testing.assert_close(together.activations[name].sample, site.sample)
+        assert together.activations[name].loss == pytest.approx(site.loss)
+    for name, site in apart.norms.items():
+        torch.testing.assert_close(together.norms[name].total, site.total)
+        assert together.norms[name].sample.equal(site.sample)
 
 
 def test_the_sample_is_of_the_images_whose_content_hashes_lowest_and_their_own_quantiles():
     model, x = make("vgg"), images(10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets_module, "SAMPLE", 3)
-        patch.setattr("trueup.targets.accumulate.SAMPLE", 3)
+        patch.setattr(trueup.Targets, "SAMPLE", 3)
         kept = trueup.calibrate(model, x.split(4), method="sort")
         alone = {int(trueup.calibrate(model, [image[None]]).sampled): image for image in x}
     assert kept.sampled.tolist() == sorted(alone)[:3]
-    for key, row in zip(kept.sampled.tolist(), kept["1"].sample, strict=True):
+    for key, row in zip(kept.sampled.tolist(), kept.activations["1"].sample, strict=True):
         ordered = np.sort(first_site(model, alone[key][None]).flatten())
-        wanted = np.interp(F.levels(targets_module.SKETCH), np.linspace(0, 1, ordered.size), ordered)
+        wanted = np.interp(F.levels(kept.activations["1"].sample.shape[1]), np.linspace(0, 1, ordered.size), ordered)
         np.testing.assert_allclose(row, wanted, atol=1e-5)
 
 
@@ -201,7 +196,7 @@ def first_norm(model, x):
 def test_channel_statistics_are_sums_over_all_images_and_those_of_single_ones():
     model, x = make("mobilenet"), images(30)
     targets = trueup.calibrate(model, x.split(7))
-    site = targets.channels["stem.1"]
+    site = targets.norms["stem.1"]
     a = first_norm(model, x).double().numpy()
     assert site.shape == (8, 16, 16)
     assert site.images == targets.images == 30
@@ -216,10 +211,10 @@ def test_channel_statistics_are_sums_over_all_images_and_those_of_single_ones():
 @pytest.mark.parametrize(("size", "bands"), [(16, True), (15, True), (14, False)])  # maps of 8, 8 and 7
 def test_small_maps_have_no_bands(size, bands):
     model = make("mobilenet")
-    site = trueup.calibrate(model, [images(12, size)]).channels["stem.1"]
+    site = trueup.calibrate(model, [images(12, size)]).norms["stem.1"]
     assert site.bands is bands
-    assert site.reference(0.02, bands=True).shape == (5, 3 if bands else 2, 8)
-    assert site.reference(0.02, bands=False).shape == (5, 2, 8)
+    assert site.reference(RULE).shape == (5, 3 if bands else 2, 8)
+    assert site.reference(replace(RULE, bands=False)).shape == (5, 2, 8)
     # Maps of other sizes are taken as those of calibration were.
     robust = trueup.correct(model, trueup.calibrate(model, [images(12, size)]), trueup.Evidence())
     assert robust(images(2, 14)).shape == robust(images(2, 40)).shape == (2, 10)
@@ -229,16 +224,15 @@ def test_images_of_two_sizes_have_the_statistics_that_both_have():
     model = make("mobilenet")
     large, small = trueup.calibrate(model, [images(6, 32)]), trueup.calibrate(model, [images(6, 14)])
     for merged in (large + small, small + large, trueup.calibrate(model, [images(6, 32), images(6, 14)])):
-        assert not merged.channels["stem.1"].bands
-        assert merged.channels["stem.1"].images == 12
+        assert not merged.norms["stem.1"].bands
+        assert merged.norms["stem.1"].images == 12
 
 
 def test_the_strength_is_what_clean_images_lose_if_all_are_open():
     model, x = make("mobilenet"), images(200)
     targets = trueup.calibrate(model, x.split(50))
     for strength in (0.01, 0.1):
-        usual = targets.channels["stem.1"].reference(strength, bands=True)
-        usual[2] *= torch.tensor(trueup.functional.evidence.COUNTS)[:, None]  # as if all evidence counted in full
+        usual = targets.norms["stem.1"].reference(replace(RULE, strength=strength, base=0, counts=(1, 1, 1)))
         moments = trueup.functional.evidence.moments(first_norm(model, x), bands=True)[:, [0, 2, 3]].double()
         before = trueup.functional.evidence.statistics(moments, usual[3])
         lost = trueup.functional.evidence.shifts(before, usual).square().mean(0) / before.var(0, correction=0)
@@ -281,7 +275,7 @@ def test_a_few_images_make_a_gate_that_is_as_honest_as_it_can_be(count):
     model = make("mobilenet")
     targets = trueup.calibrate(model, [images(count)])
     shift = trueup.measure(model, targets, images(4, seed=5) * 9)
-    assert (shift.image <= 1 - 1 / (count // 2 + 1)).all()
+    assert (shift.image_rank <= 1 - 1 / (count // 2 + 1)).all()
     out = trueup.correct(model, targets, trueup.Evidence(budget=0.02, least=0))(images(4, seed=5) * 9)
     assert out.isfinite().all()
     assert out.equal(model(images(4, seed=5) * 9)) == (count < 10)  # p is 1/6 at least: under 0.4
@@ -291,12 +285,12 @@ def test_images_seen_twice_are_not_held_out_from_a_gate_fitted_to_them():
     model, fresh = make("mobilenet"), images(100, seed=7)
     once, twice = (trueup.calibrate(model, [images(100)] * times) for times in (1, 2))
     for targets in (once, twice, once + once):
-        unusual = trueup.measure(model, targets, fresh).image
-        assert (unusual > 0.9).float().mean() < 0.2  # of clean images that were not seen
+        rank = trueup.measure(model, targets, fresh).image_rank
+        assert (rank > 0.9).float().mean() < 0.2  # of clean images that were not seen
     assert len(once.fitted_gate.held) == 50
     assert len(twice.fitted_gate.held) == 100
     same = trueup.calibrate(model, [images(1)] * 9)  # nothing to tell images apart by
-    assert (trueup.measure(model, same, fresh).image == 0).all()
+    assert (trueup.measure(model, same, fresh).image_rank == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -307,16 +301,16 @@ def test_calibrating_under_autocast_and_adding_up_is_calibrating_in_half(dtype):
     with torch.autocast("cpu", dtype):
         found = trueup.calibrate(model, x[:16].split(8)) + trueup.calibrate(model, [x[16:]])
     assert found.sampled.equal(wanted.sampled)
-    for name, site in wanted.channels.items():
-        assert found.channels[name].sample.dtype == torch.float16
-        torch.testing.assert_close(found.channels[name].total, site.total, rtol=0.05, atol=0.5)
+    for name, site in wanted.norms.items():
+        assert found.norms[name].sample.dtype == torch.float16
+        torch.testing.assert_close(found.norms[name].total, site.total, rtol=0.05, atol=0.5)
 
 
 def test_memory_does_not_depend_on_the_number_of_images():
     model = make("vgg")
 
     def numbers(targets):
-        return sum(t.numel() for site in targets.values() for t in (site.total, site.square, site.sample))
+        return sum(t.numel() for site in targets.activations.values() for t in (site.total, site.square, site.sample))
 
     few = trueup.calibrate(model, [images(8)] * 70)
     many = trueup.calibrate(model, [images(8)] * 140)
@@ -326,14 +320,14 @@ def test_memory_does_not_depend_on_the_number_of_images():
 
 def test_every_order_statistic_is_kept_without_those_of_every_image_at_every_site(monkeypatch):
     """At full resolution, what a batch leaves at a site until all are added up does not grow with the batch."""
-    left, add = {}, Tally.add
+    left, add = {}, Accumulator.add
 
-    def watched(self, measured, keys):
+    def watched(self, measured, names):
         left.update(measured)
-        add(self, measured, keys)
+        add(self, measured, names)
 
-    monkeypatch.setattr(Tally, "add", watched)
-    for name, site in trueup.calibrate(make("vgg"), [images(32)], resolution=None).items():
+    monkeypatch.setattr(Accumulator, "add", watched)
+    for name, site in trueup.calibrate(make("vgg"), [images(32)], resolution=None).activations.items():
         assert left[name].values.numel() == 2 * len(site.total)
 
 
@@ -345,7 +339,8 @@ def test_one_batch_is_held_at_a_time():
         for _ in range(6):
             batch = images(4)
             alive.add(batch)
-            gc.collect()
+            if len(alive) > 2:
+                gc.collect()  # seconds in a long session, so only if it could matter
             most = max(most, len(alive))
             yield batch
 
@@ -353,31 +348,31 @@ def test_one_batch_is_held_at_a_time():
     assert most <= 2  # the new one, and the one before that the loop still names
 
 
-def test_unusual_is_the_share_of_clean_images_that_lie_closer():
+def test_the_rank_is_the_share_of_clean_images_that_lie_closer():
     model, x = make("vgg"), images(200)
-    site = trueup.calibrate(model, [x], method="sort")["1"]
+    site = trueup.calibrate(model, [x], method="sort").activations["1"]
     ordered = F.as_rows(first_site(model, x)).sort(dim=1).values
     distances = F.wasserstein(ordered, site.order_statistics(8192).float())
     ranks = distances.argsort().argsort() / 200
-    unusual = site.unusual(ordered)
-    assert (unusual - ranks).abs().max() < 0.05  # the sketch's distance stands in for the exact one
-    assert unusual.min() == 0
-    assert site.unusual(ordered * 5 + 3).tolist() == [1.0] * 200
+    rank = site.rank(ordered)
+    assert (rank - ranks).abs().max() < 0.05  # the sketch's distance stands in for the exact one
+    assert rank.min() == 0
+    assert site.rank(ordered * 5 + 3).tolist() == [1.0] * 200
 
 
 def test_targets_of_norms_alone_serve_evidence_only():
     model = make("mobilenet")
     targets = trueup.calibrate(model, [images(8)], select=lambda site: site.kind == "norm")
     assert targets.images == 8
-    assert repr(targets) == "Targets(0 sites, 7 norms, 8 images)"
+    assert repr(targets) == "Targets(0 activations, 7 norms, 8 images)"
     assert trueup.correct(model, targets, trueup.Evidence())(images(2)).shape == (2, 10)
-    with pytest.raises(ValueError, match="Correction needs targets of activations"):
+    with pytest.raises(ValueError, match="Correction needs targets of activation sites"):
         trueup.correct(model, targets, trueup.Correction())
 
 
 def test_a_model_without_norms_has_nothing_for_evidence():
     model = make("vgg")
-    with pytest.raises(ValueError, match="Sequential has no such place"):
+    with pytest.raises(ValueError, match="Evidence needs targets of norm sites.*Sequential has no such site"):
         trueup.correct(model, trueup.calibrate(model, [images(2)]), trueup.Evidence())
 
 
@@ -388,12 +383,7 @@ def test_targets_that_do_not_belong_together_cannot_be_added():
         targets + trueup.calibrate(make("resnet"), [x])
     with pytest.raises(ValueError, match="cannot be added: one has sites"):
         targets + trueup.calibrate(model, [x], select=lambda site: site.name != "1")
-    with pytest.raises(ValueError, match=r"'1' was calibrated at two resolutions \(1025 and 33 values\)"):
+    with pytest.raises(ValueError, match=r"'1': calibrated at two resolutions \(1025 and 33 values\)"):
         targets + trueup.calibrate(model, [x], resolution=33)
     with pytest.raises(TypeError):
         targets + 1
-
-
-def test_asking_for_an_unknown_site_lists_the_known():
-    with pytest.raises(KeyError, match="no site 'conv'.*1, 4, 7, 11"):
-        trueup.calibrate(make("vgg"), [images(2)])["conv"]
