@@ -43,13 +43,13 @@ def corrupt(
     seed: int = 0,
     root: str | os.PathLike[str] | None = None,
 ) -> Tensor:
-    """Corrupt `images` (N, C, H, W) uint8 as the benchmark `family` does; as many bytes come back.
+    """Corrupt `images` (N, C, H, W) uint8 as the benchmark `family` does. The result has the same shape and type.
 
-    `family` is `mnist-c` (1 x 28 x 28), `cifar10-c` (3 x 32 x 32) or `imagenet-c` (3 x 224 x 224). `severity`
-    is 1 to 5; None stands for the one that the published MNIST-C has. `indices` are the images' numbers in
-    their set (0..N-1 if not given): an image's corruption depends on its number, `seed`, `name` and
-    `severity`, and on nothing else: no batch, order, thread count or random state. `root` is the data root,
-    where frost's textures are.
+    `family` is `mnist-c` (1 x 28 x 28), `cifar10-c` (3 x 32 x 32) or `imagenet-c` (3 x H x W; published at 224 x 224,
+    for other sizes see docs/corruptions.md). `severity` is 1 to 5; None selects the one that MNIST-C is published at.
+    `indices` are the images' numbers in their set (default 0..N-1): what happens to an image depends on its number,
+    its size, `seed`, `name` and `severity` only, never on the batch, the order, the thread count or a random state.
+    `root` is the data root, which holds frost's textures.
     """
     benchmark = _named(family, FAMILIES, "family")
     _named(name, benchmark.recipes, f"corruption of {family}")
@@ -58,7 +58,9 @@ def corrupt(
     numbers = _numbers(indices, len(images))
     recipe = benchmark.recipes[name]
     extra = {"root": root} if name in benchmark.textured else {}
-    work = max(benchmark.channels * benchmark.size**2, benchmark.scratch.get(name, 0))
+    height, width = images.shape[-2:]
+    scratch = benchmark.scratch.get(name, lambda *_: 0)
+    work = max(benchmark.channels * height * width, scratch(height, width))
     chunk = max(1, (_CHUNK_GPU if images.is_cuda else _CHUNK_CPU) // work)
     parts = [images[:0]]
     for first in range(0, len(images), chunk):
@@ -128,7 +130,12 @@ def _level(family: Family, name: str, severity: int | None) -> tuple[int, tuple[
 
 
 def _check_images(images: Tensor, family: Family) -> None:
-    wanted = f"{family.name} is made of uint8 images (N, {family.channels}, {family.size}, {family.size})"
+    if family.smallest is None:
+        wanted = f"{family.name} is made of uint8 images (N, {family.channels}, {family.size}, {family.size})"
+    else:
+        wanted = (
+            f"{family.name} is made of uint8 images (N, {family.channels}, H, W), H and W at least {family.smallest}"
+        )
     if not isinstance(images, Tensor):
         raise TypeError(f"images are a {type(images).__name__}; {wanted}, as a torch tensor")
     if images.dtype != torch.uint8:
@@ -136,7 +143,7 @@ def _check_images(images: Tensor, family: Family) -> None:
             f"images are {images.dtype}; {wanted}: corrupt before normalising, "
             "and turn floats in 0..1 into bytes with (images * 255).round().to(torch.uint8)"
         )
-    if images.dim() != 4 or tuple(images.shape[1:]) != (family.channels, family.size, family.size):
+    if images.dim() != 4 or images.shape[1] != family.channels or not family.accepts(*images.shape[-2:]):
         raise ValueError(f"images are {tuple(images.shape)}; {wanted}")
 
 

@@ -52,13 +52,13 @@ def defocus_blur(x: Tensor, radius: float, alias_blur: float) -> Tensor:
 def zoom_blur(x: Tensor, stop: float, step: float) -> Tensor:
     """The mean of the image and its zooms by 1, 1 + step, ... below `stop`."""
     factors = tuple(np.arange(1, stop, step).tolist())  # arange, for its rounding says whether `stop` is in
-    size = x.shape[-1]
-    if size <= _DENSE:
-        return (x.flatten(2).float() @ _all_zooms(size, factors, x.device)).view(x.shape)
+    height, width = x.shape[-2:]
+    if max(height, width) <= _DENSE:
+        return (x.flatten(2).float() @ _all_zooms(height, width, factors, x.device)).view(x.shape)
     total = x.float()
     for factor in factors:
-        matrix = linear.zoom(size, factor, x.device).float()
-        low, high, part = linear.zoom_taps(size, factor, x.device)
+        matrix = linear.zoom(width, factor, x.device).float()
+        low, high, part = linear.zoom_taps(height, factor, x.device)
         wide = x.float() @ matrix.T  # exact: a byte times a weight in steps of 2**-16, and sums of them, take 24 bits
         total += wide.index_select(-2, low) * (1 - part)
         total += wide.index_select(-2, high) * part
@@ -66,12 +66,12 @@ def zoom_blur(x: Tensor, stop: float, step: float) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _all_zooms(size: int, factors: tuple[float, ...], device: torch.device) -> Tensor:
+def _all_zooms(height: int, width: int, factors: tuple[float, ...], device: torch.device) -> Tensor:
     """(pixels, pixels): all of zoom blur as one matrix, exact on bytes in float32."""
-    total = torch.eye(size * size, dtype=torch.float64)
+    cpu = torch.device("cpu")
+    total = torch.eye(height * width, dtype=torch.float64)
     for factor in factors:
-        matrix = linear.zoom(size, factor, torch.device("cpu"))
-        total += torch.kron(matrix, matrix)
+        total += torch.kron(linear.zoom(height, factor, cpu), linear.zoom(width, factor, cpu))
     return quantise(total / (len(factors) + 1)).float().T.contiguous().to(device)
 
 

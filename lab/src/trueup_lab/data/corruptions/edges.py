@@ -13,10 +13,10 @@ from trueup_lab.data.corruptions.arithmetic import ONE
 
 def canny_edges(x: Tensor) -> Tensor:
     """White edges on black as `skimage.feature.canny(x / 255)` finds them (sigma 1, thresholds 0.1, 0.2)."""
-    size = x.shape[-1]
-    matrix = _dark_gaussian(size, x.device)
-    covered = matrix.sum(1)  # beyond the border is black, and what it took is given back
-    smooth = matrix @ (x.double() @ matrix.T) / (covered[:, None] * covered)
+    height, width = x.shape[-2:]
+    vertical, horizontal = _dark_gaussian(height, x.device), _dark_gaussian(width, x.device)
+    covered = vertical.sum(1)[:, None] * horizontal.sum(1)  # divides out the weight of the black border
+    smooth = vertical @ (x.double() @ horizontal.T) / covered
     padded = F.pad(smooth, (1, 1, 1, 1), mode="replicate")
     right, down = _sobel(padded)
     strength = (down * down + right * right).sqrt()
@@ -27,7 +27,7 @@ def canny_edges(x: Tensor) -> Tensor:
     around = F.pad(strength, (1, 1, 1, 1))
 
     def at(row: int, col: int) -> Tensor:
-        return around[..., 1 + row : 1 + row + size, 1 + col : 1 + col + size]
+        return around[..., 1 + row : 1 + row + height, 1 + col : 1 + col + width]
 
     highest = torch.ones_like(falling)
     for sign in (1, -1):
@@ -42,7 +42,7 @@ def canny_edges(x: Tensor) -> Tensor:
 
 def opencv_canny(x: Tensor, low: int, high: int) -> Tensor:
     """Edges (bool) as `cv2.Canny(x, low, high)` finds them in whole numbers `x` (int32)."""
-    size = x.shape[-1]
+    height, width = x.shape[-2:]
     right, down = _sobel(F.pad(x.float(), (1, 1, 1, 1), mode="replicate"))
     right, down = right.int(), down.int()
     steep, flat = down.abs(), right.abs()
@@ -50,7 +50,7 @@ def opencv_canny(x: Tensor, low: int, high: int) -> Tensor:
     around = F.pad(strength, (1, 1, 1, 1))
 
     def at(row: int, col: int) -> Tensor:
-        return around[..., 1 + row : 1 + row + size, 1 + col : 1 + col + size]
+        return around[..., 1 + row : 1 + row + height, 1 + col : 1 + col + width]
 
     # tan(22.5 degrees) in 15 bits, and tan(67.5 degrees) = tan(22.5 degrees) + 2
     shallow = flat * round(math.tan(math.pi / 8) * 2**15)

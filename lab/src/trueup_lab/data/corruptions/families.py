@@ -19,6 +19,7 @@ from trueup_lab.data.corruptions.elastic import elastic_transform
 from trueup_lab.data.corruptions.glass import copying_glass_blur, swapping_glass_blur
 from trueup_lab.data.corruptions.motion import motion_blur
 from trueup_lab.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
+from trueup_lab.data.corruptions.plasma import canvas_size
 from trueup_lab.data.corruptions.severities import Levels
 from trueup_lab.data.corruptions.spatter import mud, water
 from trueup_lab.data.corruptions.strokes import dotted_line, stripe, zigzag
@@ -32,9 +33,10 @@ Recipe = Callable[..., Tensor]
 class Family:
     """One benchmark.
 
-    `published` names the severity of corruptions that are published at one only; `scratch`, how many values
-    a corruption works on for one image, where those are more than the image's own; `textured`, which ones
-    want to know the data root for their textures.
+    Its images are `size` x `size` pixels; where `smallest` is given, any size with a short side of at least
+    `smallest` is accepted. `published` holds the severity of corruptions that are published at one severity only;
+    `scratch` gives the number of values that a corruption needs per image of some height and width, where that can
+    exceed the image's own; `textured` names the corruptions that read textures from the data root.
     """
 
     name: str
@@ -44,8 +46,15 @@ class Family:
     recipes: Mapping[str, Recipe]
     to_bytes: Callable[[Tensor], Tensor]
     published: Mapping[str, int] = field(default_factory=dict)
-    scratch: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
     textured: frozenset[str] = frozenset()
+    smallest: int | None = None
+
+    def accepts(self, height: int, width: int) -> bool:
+        """Whether images of this size can be corrupted."""
+        if self.smallest is None:
+            return (height, width) == (self.size, self.size)
+        return min(height, width) >= self.smallest
 
 
 def _fixed(function: Callable[..., Tensor]) -> Recipe:
@@ -66,14 +75,14 @@ def _noise(function: Callable[[Tensor, Draws, float, float], Tensor], cut: float
     return lambda x, draws, level: function(x, draws, level, cut)
 
 
-def _colour(canvas: int, ice: float) -> dict[str, Recipe]:
-    """CIFAR-10-C's and ImageNet-C's recipes; the canvas of the fog and the scale of the frost differ."""
+def _colour(size: int, ice: float) -> dict[str, Recipe]:
+    """Return CIFAR-10-C's and ImageNet-C's recipes, with constants for images `size` wide and frost scaled by `ice`."""
     return {
         "brightness": _fixed(brightness),
         "contrast": _fixed(contrast),
         "defocus_blur": _fixed(defocus_blur),
-        "elastic_transform": elastic_transform,
-        "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas=canvas),
+        "elastic_transform": lambda x, draws, *constants: elastic_transform(x, draws, *constants, side=size),
+        "fog": fog,
         "frost": lambda x, draws, *constants, root: frost(x, draws, *constants, scale=ice, root=root),
         "gaussian_blur": _fixed(gaussian_blur),
         "gaussian_noise": _noise(gaussian_noise, 1.0),
@@ -121,14 +130,14 @@ FAMILIES: dict[str, Family] = {
             recipes=_GREY,
             to_bytes=rounded,
             published=severities.MNIST_C_PUBLISHED,
-            scratch={"fog": 256 * 256},
+            scratch={"fog": lambda *_: 256 * 256},
         ),
         Family(
             "cifar10-c",
             channels=3,
             size=32,
             levels=severities.CIFAR10_C,
-            recipes=_colour(canvas=32, ice=0.2),
+            recipes=_colour(size=32, ice=0.2),
             to_bytes=truncated,
             textured=frozenset({"frost"}),
         ),
@@ -137,8 +146,10 @@ FAMILIES: dict[str, Family] = {
             channels=3,
             size=224,
             levels=severities.IMAGENET_C,
-            recipes=_colour(canvas=256, ice=1.0),
+            recipes=_colour(size=224, ice=1.0),
             to_bytes=truncated,
+            scratch={"fog": lambda height, width: canvas_size(height, width) ** 2},
+            smallest=32,
             textured=frozenset({"frost"}),
         ),
     )

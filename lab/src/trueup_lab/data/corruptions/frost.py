@@ -2,52 +2,65 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from trueup_lab.data.pillow import pillow
 from trueup_lab.data.root import MissingDataError, data_root
 
-FILES = (
-    "frost1.png",
-    "frost2.png",
-    "frost3.png",
-    "frost4.jpg",
-    "frost5.jpg",
-)  # the originals never reach the sixth
+FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the originals never draw the sixth
 
 
-def textures(scale: float, device: torch.device, root: str | os.PathLike[str] | None = None) -> list[Tensor]:
-    """The five textures, (3, height, width) uint8, shrunk by `scale` as OpenCV's bilinear resize does.
+def textures(
+    scale: float,
+    device: torch.device,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    at_least: tuple[int, int] = (1, 1),
+) -> list[Tensor]:
+    """Return the five textures, (3, height, width) uint8, from the folder `frost` of the data root.
 
-    They are read from the folder `frost` of the data root.
+    They are shrunk by `scale` as OpenCV's bilinear resize does. A texture that does not cover `at_least`
+    (height, width) is enlarged until it does.
     """
-    return _textures(data_root(root) / "frost", scale, device)
-
-
-@lru_cache(maxsize=8)
-def _textures(folder: Path, scale: float, device: torch.device) -> list[Tensor]:
+    folder = data_root(root) / "frost"
     missing = [name for name in FILES if not (folder / name).exists()]
     if missing:
         raise MissingDataError(
-            f"the frost corruption needs its textures, and {', '.join(missing)} of {folder} is not there; "
-            "take them from ImageNet-C/create_c of github.com/hendrycks/robustness"
+            f"frost textures {', '.join(missing)} are missing from {folder}; "
+            "copy them from ImageNet-C/create_c of github.com/hendrycks/robustness"
         )
-    return [_shrunk(_read(folder / name), scale).to(device) for name in FILES]
+    return [_covering(folder / name, scale, device, *at_least) for name in FILES]
 
 
-def _read(path: Path) -> Tensor:
-    with pillow("the frost corruption").open(path) as image:
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+def _covering(path: Path, scale: float, device: torch.device, height: int, width: int) -> Tensor:
+    texture = _texture(path, scale, device)
+    rows, cols = texture.shape[-2:]
+    growth = max(height / rows, width / cols)
+    if growth <= 1:
+        return texture
+    return _enlarged(path, scale, device, max(height, math.ceil(rows * growth)), max(width, math.ceil(cols * growth)))
 
 
-def _shrunk(image: Tensor, scale: float) -> Tensor:
-    """OpenCV's bilinear resize by one over an odd number: samples fall on pixels, nothing is averaged."""
+@lru_cache(maxsize=16)
+def _texture(path: Path, scale: float, device: torch.device) -> Tensor:
+    """Shrink by one over an odd number: OpenCV's bilinear samples then fall on pixels, and nothing is averaged."""
+    with Image.open(path) as image:
+        pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     step = round(1 / scale)
-    rows, cols = (round(side * scale) for side in image.shape[-2:])
-    return image[:, step // 2 :: step, step // 2 :: step][:, :rows, :cols].contiguous()
+    rows, cols = (round(side * scale) for side in pixels.shape[-2:])
+    return pixels[:, step // 2 :: step, step // 2 :: step][:, :rows, :cols].contiguous().to(device)
+
+
+@lru_cache(maxsize=16)
+def _enlarged(path: Path, scale: float, device: torch.device, height: int, width: int) -> Tensor:
+    """Resize on the CPU, so that all devices get the same bytes."""
+    image = Image.fromarray(_texture(path, scale, torch.device("cpu")).permute(1, 2, 0).contiguous().numpy())
+    pixels = torch.from_numpy(np.array(image.resize((width, height), Image.Resampling.BICUBIC)))
+    return pixels.permute(2, 0, 1).contiguous().to(device)

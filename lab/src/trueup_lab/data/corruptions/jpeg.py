@@ -26,11 +26,23 @@ _CHROMA = """
 
 
 def through_jpeg(x: Tensor, quality: int) -> Tensor:
-    """Encode and decode RGB images (N, 3, H, W) uint8 at `quality`, chroma halved; H and W multiples of 16."""
+    """Encode and decode RGB images (N, 3, H, W) uint8 at `quality`, with chroma at half the resolution.
+
+    Like libjpeg, the encoder fills blocks by repeating the last row and column, and the decoder enlarges chroma
+    from the pixels inside the image only.
+    """
+    height, width = x.shape[-2:]
     luma, blueness, redness = _to_ycc(x)
     steps = _table(_CHROMA, quality, x.device)
-    y = _coded(luma, _table(_LUMA, quality, x.device))
-    cb, cr = (_doubled(_coded(_halved(plane), steps)) - 128 for plane in (blueness, redness))
+    y = _coded(_padded(luma, 8, 8), _table(_LUMA, quality, x.device))[:, :height, :width]
+
+    def coded_chroma(plane: Tensor) -> Tensor:
+        # columns are repeated before halving, rows after it
+        small = _padded(_halved(_padded(plane, 2, 16)), 8, 8)
+        inside = _coded(small, steps)[:, : (height + 1) // 2, : (width + 1) // 2]
+        return _doubled(inside)[:, :height, :width] - 128
+
+    cb, cr = coded_chroma(blueness), coded_chroma(redness)
     # FIX(v) of libjpeg is v * 2**16, rounded
     r = y + _shifted(91881 * cr + 2**15, 16)
     g = y + _shifted(-22554 * cb - 46802 * cr + 2**15, 16)
@@ -46,6 +58,12 @@ def _to_ycc(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         _shifted(-11059 * r - 21709 * g + 32768 * b + middle, 16),
         _shifted(32768 * r - 27439 * g - 5329 * b + middle, 16),
     )
+
+
+def _padded(plane: Tensor, rows: int, cols: int) -> Tensor:
+    """Repeat the last row and column until the height is a multiple of `rows` and the width of `cols`."""
+    height, width = plane.shape[-2:]
+    return F.pad(plane, (0, -width % cols, 0, -height % rows), mode="replicate")
 
 
 def _coded(plane: Tensor, table: Tensor) -> Tensor:

@@ -15,12 +15,12 @@ from trueup_lab.data.corruptions.arithmetic import ONE, quantise
 _SMALL = 64  # planes up to this size are blurred by matrices on a CPU too
 
 
-def separable(x: Tensor, matrix: Tensor) -> Tensor:
-    """`matrix @ x @ matrix.T` for every plane of `x` (..., n, n), in float64.
+def separable(x: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """Return `down @ x @ across.T` for every plane of `x` (..., height, width), in float64.
 
-    Exact, and so independent of the batch, where `x` is bytes or in steps of 2**-16.
+    The result is exact, and so independent of the batch, where `x` holds bytes or multiples of 2**-16.
     """
-    return matrix @ (x.double() @ matrix.T)
+    return down @ (x.double() @ across.T)
 
 
 def blur(x: Tensor, sigma: float) -> Tensor:
@@ -29,8 +29,8 @@ def blur(x: Tensor, sigma: float) -> Tensor:
     Large planes on a CPU are shifted and added, a copy a weight; else two matrices. The numbers are the same.
     """
     height, width = x.shape[-2:]
-    if x.is_cuda or width <= _SMALL:
-        return separable(x, gaussian(width, sigma, x.device))
+    if x.is_cuda or max(height, width) <= _SMALL:
+        return separable(x, gaussian(height, sigma, x.device), gaussian(width, sigma, x.device))
     taps = gaussian_taps(sigma, 4.0)
     reach = len(taps) // 2
     weights = taps.tolist()

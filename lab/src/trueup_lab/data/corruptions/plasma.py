@@ -8,6 +8,15 @@ from torch import Tensor
 from trueup_lab.data.corruptions.draws import Draws
 
 
+def canvas_size(height: int, width: int) -> int:
+    """Return the smallest power of two that is at least `height` and `width`.
+
+    >>> canvas_size(224, 224), canvas_size(360, 480)
+    (256, 512)
+    """
+    return 1 << (max(height, width) - 1).bit_length()
+
+
 def plasma(draws: Draws, draw: int, size: int, decay: float) -> Tensor:
     """(images, size, size) float32 in [0, 1], periodic; `size` is a power of two.
 

@@ -73,8 +73,8 @@ def distance_to(edges: Tensor) -> Tensor:
 
 
 def _liquid(x: Tensor, draws: Draws, mean: float, deviation: float, sigma: float) -> Tensor:
-    size = x.shape[-1]
-    noise = draws.normal(0, size * size).view(-1, 1, size, size)
+    height, width = x.shape[-2:]
+    noise = draws.normal(0, height * width).view(-1, 1, height, width)
     return linear.blur(noise, sigma) * deviation + mean
 
 
