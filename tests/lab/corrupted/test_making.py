@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from trueup_lab.data.corrupted import load
-from trueup_lab.data.corrupted.make import make
+from trueup_lab.data.corrupted.writer import make
 from trueup_lab.data.corruptions import GENERATOR, corrupt
 
-MODULE = "trueup_lab.data.corrupted.make"
+MODULE = "trueup_lab.data.corrupted.writer"
 SOME = ["brightness", "contrast"]
 
 
@@ -154,12 +154,12 @@ def test_imagenet_c_is_resumed_image_by_image(small_root):
 
 
 def test_an_unknown_corruption_or_a_foreign_manifest_is_refused(small_root):
-    with pytest.raises(ValueError, match="'sheer' is no corruption of mnist-c"):
+    with pytest.raises(ValueError, match="unknown corruption 'sheer' of mnist-c"):
         make("mnist-c", root=small_root, only=["sheer"])
     top = small_root / "MNIST-C"
     top.mkdir(exist_ok=True)
     (top / "trueup-manifest.json").write_text("[]")
-    with pytest.raises(ValueError, match="no manifest of ours"):
+    with pytest.raises(ValueError, match="not a manifest of trueup"):
         make("mnist-c", root=small_root)
 
 

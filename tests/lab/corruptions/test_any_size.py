@@ -100,7 +100,7 @@ def test_elastic_transform_grows_with_the_image():
 
 
 def test_a_frost_texture_that_is_too_small_is_enlarged(data_path):
-    from trueup_lab.data.corruptions.frost import textures
+    from trueup_lab.data.corruptions.frost_textures import textures
 
     data_path("frost")
     cpu = torch.device("cpu")

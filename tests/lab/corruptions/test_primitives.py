@@ -16,9 +16,9 @@ from PIL import Image
 from trueup_lab.data.corruptions import blur, digital, edges, glass, linear, noise, spatter
 from trueup_lab.data.corruptions.arithmetic import quantise
 from trueup_lab.data.corruptions.digital import _boxes, pixelate
-from trueup_lab.data.corruptions.draws import Draws
 from trueup_lab.data.corruptions.jpeg import through_jpeg
-from trueup_lab.data.corruptions.plasma import plasma
+from trueup_lab.data.corruptions.plasma import plasma_fractal
+from trueup_lab.data.corruptions.rng import ImageRng
 from trueup_lab.data.corruptions.warp import bilinear
 
 CPU = torch.device("cpu")
@@ -42,9 +42,9 @@ def test_the_gaussian_matrix_is_scipys_filter(border, sigma):
 def test_shifting_gives_the_very_numbers_of_the_matrix(sigma):
     x = greys(1, 3, 96, 71)
     matrices = linear.gaussian(96, sigma, CPU), linear.gaussian(71, sigma, CPU)
-    assert torch.equal(linear.blur(x, sigma), linear.separable(x, *matrices))
-    z = Draws(0, "z", 1, [0], "cpu").normal(0, 96 * 71).view(1, 1, 96, 71)
-    assert torch.equal(linear.blur(z, sigma), linear.separable(z, *matrices))
+    assert torch.equal(linear.gaussian_blur(x, sigma), linear.separable(x, *matrices))
+    z = ImageRng(0, "z", 1, [0], "cpu").normal(0, 96 * 71).view(1, 1, 96, 71)
+    assert torch.equal(linear.gaussian_blur(z, sigma), linear.separable(z, *matrices))
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.01, 1.25, 2.5])
@@ -216,7 +216,7 @@ def test_noise_is_drawn_with_the_probabilities_of_its_table(function, level):
     law = getattr(noise, "_" + function.__name__.split("_")[0])
     for value in (3, 128, 250):
         x = torch.full((64, 1, 64, 64), value, dtype=torch.uint8)
-        made = function(x, Draws(0, "n", 1, range(64), "cpu"), level, 1.0)
+        made = function(x, ImageRng(0, "n", 1, range(64), "cpu"), level, 1.0)
         found = torch.bincount(made.flatten().long(), minlength=256).double()
         wanted = law(level, 1.0)[value] * x.numel()
         seen = wanted > 5
@@ -240,7 +240,7 @@ def sequential_glass(pixels, targets, walked, swaps):
 
 @pytest.mark.parametrize("reach", [1, 2, 3, 4])
 def test_glass_copies_as_a_walk_over_the_pixels_does(reach):
-    draws = Draws(0, "glass", 1, range(3), "cpu")
+    draws = ImageRng(0, "glass", 1, range(3), "cpu")
     size = 40
     targets = glass._targets(draws.bits(0, size * size), reach, size, size)
     walked = glass._walked(reach, size, size, CPU).numpy()
@@ -256,7 +256,7 @@ def test_glass_copies_as_a_walk_over_the_pixels_does(reach):
 @pytest.mark.parametrize("reach", [1, 2, 4])
 def test_glass_swaps_as_a_walk_over_the_pixels_does(reach, monkeypatch):
     monkeypatch.setattr(glass, "gaussian_blur", lambda x, _: x.clone())
-    draws = Draws(0, "glass", 1, range(3), "cpu")
+    draws = ImageRng(0, "glass", 1, range(3), "cpu")
     x = greys(3, 1, 28, 28)
     bits = draws.bits(0, 784)
     targets = glass._targets(bits, reach, 28, 28)
@@ -272,7 +272,7 @@ def test_plasma_has_the_originals_distribution():
     corruptions = pytest.importorskip("imagecorruptions.corruptions")
     np.random.seed(0)  # noqa: NPY002 the original draws from NumPy's global state
     theirs = np.stack([corruptions.plasma_fractal(32, 1.75) for _ in range(300)])
-    ours = plasma(Draws(0, "fog", 1, range(300), "cpu"), 0, 32, 1.75).numpy()
+    ours = plasma_fractal(ImageRng(0, "fog", 1, range(300), "cpu"), 0, 32, 1.75).numpy()
     for statistic in (
         np.mean,
         np.std,

@@ -26,7 +26,7 @@ def make_set(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     from trueup_lab.data.corrupted.arrays import folder
-    from trueup_lab.data.corrupted.make import make
+    from trueup_lab.data.corrupted.writer import make
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:

@@ -16,7 +16,7 @@ from trueup_lab.data.corruptions.jpeg import through_jpeg
 
 
 def jpeg_compression(x: Tensor, quality: int) -> Tensor:
-    """Encode and decode as Pillow does, to the byte. Bytes."""
+    """Encode and decode as Pillow does, to the byte. Returns uint8."""
     if not _by_pillow(x):
         return through_jpeg(x, quality)
 
@@ -29,7 +29,7 @@ def jpeg_compression(x: Tensor, quality: int) -> Tensor:
 
 
 def pixelate(x: Tensor, scale: float) -> Tensor:
-    """Shrink by averaging boxes and grow again by repeating pixels, as Pillow's box filter does. Bytes."""
+    """Shrink by averaging boxes and enlarge by repeating pixels, as Pillow's box filter does. Returns uint8."""
     height, width = x.shape[-2:]
     if _by_pillow(x):
         return _each(x, lambda image: _boxed(image, scale))
@@ -56,7 +56,7 @@ def _each(x: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
     """Put every image (three planes) through Pillow, one by one: threads would mostly wait for each other."""
     out = np.empty(x.shape, dtype=np.uint8)
     for planes, result in zip(x.numpy(), out, strict=True):
-        # Pillow merges and splits planes quicker than NumPy moves the axis
+        # Pillow merges and splits planes faster than NumPy moves the axis
         image = Image.merge("RGB", [Image.fromarray(plane) for plane in planes])
         for k, changed in enumerate(change(image).split()):
             result[k] = np.asarray(changed)
@@ -65,11 +65,11 @@ def _each(x: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _boxes(size: int, small: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The (small, size) averaging matrix, its weights exact in float32 products, and the way back."""
+    """Return the (small, size) averaging matrix, exact in float32 products, and the source of each enlarged pixel."""
     scale = size / small
     centre = (torch.arange(small, dtype=torch.float64) + 0.5) * scale
     at = (torch.arange(size, dtype=torch.float64) + 0.5 - centre[:, None]) / scale
-    inside = ((at > -0.5) & (at <= 0.5)).double()  # Pillow's box: whole pixels, by their centres
+    inside = ((at > -0.5) & (at <= 0.5)).double()  # Pillow's box takes whole pixels, by their centres
     matrix = quantise(inside / inside.sum(1, keepdim=True)).float()
     grown = ((torch.arange(size, dtype=torch.float64) + 0.5) / scale).floor().long()
     return matrix.to(device), grown.to(device)

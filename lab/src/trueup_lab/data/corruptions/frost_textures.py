@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trueup_lab.data.root import MissingDataError, data_root
+from trueup_lab.data.root import DataRoot, MissingDataError, data_root
 
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the originals never draw the sixth
 
@@ -20,7 +19,7 @@ FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  
 def textures(
     scale: float,
     device: torch.device,
-    root: str | os.PathLike[str] | None = None,
+    root: DataRoot = None,
     *,
     at_least: tuple[int, int] = (1, 1),
 ) -> list[Tensor]:
