@@ -9,7 +9,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
+from trueup_lab.cli import add_commands
 from trueup_lab.data.corrupted import load
 from trueup_lab.data.corrupted.writer import make
 from trueup_lab.data.corruptions import GENERATOR, corrupt
@@ -164,10 +167,9 @@ def test_an_unknown_corruption_or_a_foreign_manifest_is_refused(small_root):
 
 
 def test_the_command_line_makes_and_shows(small_root):
-    testing = pytest.importorskip("typer.testing")
-    from trueup.cli import app
-
-    run = testing.CliRunner()
+    app = typer.Typer()
+    add_commands(app)
+    run = CliRunner()
     made = run.invoke(app, ["data", "make", "mnist-c", "--only", "stripe", "--data", str(small_root)])
     assert made.exit_code == 0, made.output
     assert "2 made" in made.output

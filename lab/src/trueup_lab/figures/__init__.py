@@ -1,4 +1,4 @@
-"""Pictures. The only package that imports matplotlib."""
+"""Figures. The only package that imports matplotlib."""
 
 from trueup_lab.figures.demo import draw_demo
 from trueup_lab.figures.paper_figures import draw

@@ -30,8 +30,9 @@ def contact_sheet(family: str, source: Source, *, side: int = 64) -> Image.Image
     width = max(sum(strip.width + 3 * _MARGIN for strip in strips) for _, strips in rows)
     page = Image.new("RGB", (_NAMES + width, _LINE + height * len(rows)), "white")
     pen = ImageDraw.Draw(page)
+    longest = max((strips for _, strips in rows), key=len)
     left = _NAMES
-    for step, strip in enumerate(max((strips for _, strips in rows), key=len), 1):
+    for step, strip in enumerate(longest, 1):
         pen.text((left, 1), f"severity {step}", fill="black")
         left += strip.width + 3 * _MARGIN
     for k, (name, strips) in enumerate(rows):

@@ -59,8 +59,8 @@ def corrupt(
     recipe = benchmark.recipes[name]
     extra = {"root": root} if name in benchmark.textured else {}
     height, width = images.shape[-2:]
-    scratch = benchmark.scratch.get(name, lambda *_: 0)
-    work = max(benchmark.channels * height * width, scratch(height, width))
+    scratch = benchmark.scratch.get(name)
+    work = max(benchmark.channels * height * width, scratch(height, width) if scratch else 0)
     chunk = max(1, (_CHUNK_GPU if images.is_cuda else _CHUNK_CPU) // work)
     parts = [images[:0]]
     for first in range(0, len(images), chunk):
