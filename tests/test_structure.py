@@ -144,13 +144,8 @@ def test_the_public_names_are_those_of_the_design():
     ("missing", "call", "message"),
     [
         ("typer", "import trueup.cli", "needs typer: pip install 'trueup[cli]'"),
-        ("matplotlib", "from trueup_lab.figures.style import pyplot; pyplot()", "pip install 'trueup[figures]'"),
-        ("sklearn", "from trueup_lab.data import digits; digits.load('test')", "pip install 'trueup[demo]'"),
-        (
-            "PIL",
-            "from pathlib import Path; from trueup_lab.data.imagenet import *; read_image(Path('x'), Crop())",
-            "[images]",
-        ),
+        ("matplotlib", "from trueup_lab.figures.style import pyplot; pyplot()", "pip install 'trueup-lab[figures]'"),
+        ("sklearn", "from trueup_lab.data import digits; digits.load('test')", "pip install 'trueup-lab[demo]'"),
     ],
 )
 def test_a_missing_extra_says_how_to_get_it(missing, call, message):

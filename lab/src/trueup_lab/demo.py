@@ -1,7 +1,7 @@
-"""The demonstration: handwritten digits, a small network, and what both rules do under nine corruptions.
+"""The demonstration: a small network on handwritten digits, with both rules, under nine corruptions.
 
-The main job in one piece, on data and a checkpoint that need no download: load a model, calibrate it on its clean
-training images, correct it by each rule, and compare all three on the same corrupted test images.
+It needs no download: load a model, calibrate it on its clean training images, correct it with each rule, and compare
+all three on the same corrupted test images.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trueup_lab.training.run import Choices, Progress, train
 
 MODEL = "resnet20-bn-digits"
 PAPERS_MNIST = trueup.Correction(lambda1=0.75, lambda2=0.25, iterations=2)
-"""What the paper uses for MNIST with batch norm."""
+"""The paper's setting for MNIST with batch norm."""
 
 CORRUPTIONS = (
     "shot_noise",
@@ -45,44 +45,46 @@ BATCH = 60
 
 
 @dataclass(frozen=True)
-class Row:
-    """One test set: its corruption (`clean` for none), and the accuracies as trained and by each rule, in percent."""
+class DemoRow:
+    """Accuracies on one test set, in percent: as trained and with each rule. The corruption is `clean` for none."""
 
     corruption: str
     severity: int  # 0 for clean
     accuracy: Mapping[str, float]  # of PLAIN and each of RULES
 
     def gain(self, rule: str) -> float:
-        """Percentage points won by a rule."""
+        """Percentage points gained by `rule`."""
         return self.accuracy[rule] - self.accuracy[PLAIN]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the demonstration saw."""
+    """Results of the demonstration."""
 
-    rows: tuple[Row, ...]
-    examples: dict[str, Tensor]  # a corruption -> one image at the highest severity (28, 28) uint8
-    images: int  # in each test set
+    rows: tuple[DemoRow, ...]
+    examples: dict[str, Tensor]  # corruption -> one image (28, 28) uint8 at the highest severity
+    images: int  # per test set
     calibration_seconds: float
-    ms: Mapping[str, float]  # an image, of PLAIN and each of RULES
+    ms: Mapping[str, float]  # milliseconds per image, of PLAIN and each of RULES
 
     @property
-    def clean(self) -> Row:
+    def clean(self) -> DemoRow:
         """The row of the clean test images."""
         return next(row for row in self.rows if row.severity == 0)
 
     @property
-    def corrupted(self) -> tuple[Row, ...]:
-        """All others."""
+    def corrupted(self) -> tuple[DemoRow, ...]:
+        """The rows of the corrupted test images."""
         return tuple(row for row in self.rows if row.severity)
 
-    def mean(self, *, severity: int | None = None, corruption: str | None = None) -> Row:
-        """The mean over the corrupted sets of one severity or one corruption, or of all."""
+    def mean(self, *, severity: int | None = None, corruption: str | None = None) -> DemoRow:
+        """Average the corrupted sets, optionally of one severity or one corruption only."""
         chosen = [
             row for row in self.corrupted if severity in (None, row.severity) and corruption in (None, row.corruption)
         ]
-        return Row("mean", severity or 0, {name: fmean(r.accuracy[name] for r in chosen) for name in (PLAIN, *RULES)})
+        return DemoRow(
+            "mean", severity or 0, {name: fmean(r.accuracy[name] for r in chosen) for name in (PLAIN, *RULES)}
+        )
 
 
 def run(
@@ -92,9 +94,9 @@ def run(
     images: int = digits.TEST,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Result:
-    """Calibrate `model` and correct it, by `correction` and by `Evidence()`, which is the default of `trueup.correct`.
+    """Calibrate `model` and correct it with `correction` and with `Evidence()`, the default of `trueup.correct`.
 
-    All three are tested on `images` digits, clean and under every corruption and severity.
+    Each of the three is tested on `images` digits, clean and under every corruption and severity.
     """
     began = time.perf_counter()
     clean = digits.load("train").images
@@ -117,29 +119,29 @@ def run(
             began = time.perf_counter()
             accuracies[which] = accuracy(network, Images(pixels, test.labels))
             seconds[which] += time.perf_counter() - began
-        rows.append(Row(name, severity, accuracies))
-        examples[name] = pixels[0, 0]  # the last severity stays
+        rows.append(DemoRow(name, severity, accuracies))
+        examples[name] = pixels[0, 0]  # keeps the last severity
     progress(len(cases), len(cases))
     ms = {which: 1000 * total / (len(cases) * len(test)) for which, total in seconds.items()}
     return Result(tuple(rows), examples, len(test), calibration_seconds, ms)
 
 
 def load() -> nn.Module:
-    """The network that comes with the package."""
+    """Load the network that comes with the package."""
     return models.load(MODEL)
 
 
 def retrain(report: Callable[[Progress], None] = lambda _: None) -> nn.Module:
-    """The same network, trained again from scratch: about a minute on two cores."""
+    """Train the same network from scratch: about a minute on two cores."""
     choices = Choices("digits", "bn", (0,), RECIPES["digits"])
     trained = train(choices, digits.load("train"), digits.load("test"), Engine("cpu"), report=report)
-    assert trained is not None  # nothing stops it early without a time limit
+    assert trained is not None  # only a time limit stops training early
     return trained[0]
 
 
 @torch.inference_mode()
 def accuracy(network: nn.Module, data: Images) -> float:
-    """The share of `data` that `network` has right, in percent."""
+    """Return the accuracy of `network` on `data` in percent."""
     right = sum(
         int((network(_input(data.images[k])).argmax(dim=1) == data.labels[k]).sum()) for k in _batches(len(data))
     )

@@ -38,7 +38,7 @@ def test_accuracies_are_those_of_the_model():
 
 
 def row(corruption, severity, *accuracies):
-    return demo.Row(corruption, severity, dict(zip((demo.PLAIN, *demo.RULES), accuracies, strict=True)))
+    return demo.DemoRow(corruption, severity, dict(zip((demo.PLAIN, *demo.RULES), accuracies, strict=True)))
 
 
 def test_rows_that_lose_are_counted_and_means_are_means():

@@ -12,7 +12,7 @@ from trueup_lab.data.sets import SETS, ImageSet
 
 @pytest.fixture
 def few_digits(monkeypatch):
-    few = ImageSet("digits", lambda split, _: digits.load(split).first(16), channels=1)
+    few = ImageSet("digits", lambda split, _: digits.load(split).first(16), image_channels=1)
     monkeypatch.setitem(SETS, "digits", few)
 
 

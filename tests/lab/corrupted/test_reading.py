@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trueup_lab.data.corrupted import imagenet_c, load
-from trueup_lab.data.corrupted.make import make
+from trueup_lab.data.corrupted.writer import make
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.root import MissingDataError
 
@@ -94,7 +94,7 @@ def test_a_broken_array_is_named(tmp_path, rng):
     with pytest.raises(ValueError, match=r"fog\.npy is broken.*again"):
         load("cifar10-c", "fog", 1, root=tmp_path)
     np.save(path, np.zeros((100, 32, 32, 3), dtype=np.float32))
-    with pytest.raises(ValueError, match=r"float32.*wanted uint8 \(N, 32, 32, 3\)"):
+    with pytest.raises(ValueError, match=r"float32.*expected uint8 \(N, 32, 32, 3\)"):
         load("cifar10-c", "fog", 1, root=tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trueup_lab.data.corruptions.severities import MNIST_C_PUBLISHED
+from trueup_lab.data.corruptions.constants import MNIST_C_PUBLISHED
 
 CIFAR_FIRST, MNIST_FIRST = 976, 9976  # the first image's number in its test set
 

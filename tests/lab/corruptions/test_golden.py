@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from trueup_lab.data.corruptions import affine, corrupt, corruptions, severities, strokes
-from trueup_lab.data.corruptions.draws import Draws
+from trueup_lab.data.corruptions.constants import CIFAR10_C, MNIST_C, MNIST_C_PUBLISHED
 from trueup_lab.data.corruptions.families import FAMILIES
-from trueup_lab.data.corruptions.frost import textures
+from trueup_lab.data.corruptions.frost_textures import textures
 from trueup_lab.data.corruptions.motion import motion_blur
-from trueup_lab.data.corruptions.severities import CIFAR10_C, MNIST_C, MNIST_C_PUBLISHED
+from trueup_lab.data.corruptions.rng import ImageRng
 from trueup_lab.data.fidelity import WITHOUT_CHANCE, change, within
 
 pytestmark = pytest.mark.data
@@ -53,8 +53,8 @@ def test_a_random_corruption_agrees_in_distribution(golden, family, name, severi
     assert (np.abs(draws.mean(0) - their) <= allowed).all(), (draws.mean(0), their, allowed)
 
 
-class Scripted(Draws):
-    """Draws whose choices are given: what an image could have drawn."""
+class Scripted(ImageRng):
+    """ImageRng whose choices are given: what an image could have drawn."""
 
     def __init__(self, images: int, **choices: int) -> None:
         super().__init__(0, "scripted", 0, range(images), "cpu")

@@ -12,8 +12,8 @@ import torch
 
 import trueup_lab.data.corruptions as package
 from trueup_lab.data.corruptions import corrupt, corruptions, severities
-from trueup_lab.data.corruptions.draws import Draws
 from trueup_lab.data.corruptions.families import FAMILIES
+from trueup_lab.data.corruptions.rng import ImageRng
 
 SMALL = [(family, name) for family in ("mnist-c", "cifar10-c") for name in corruptions(family)]
 
@@ -158,7 +158,7 @@ def test_a_gpu_makes_the_same_to_a_grey_level(family):
 
 
 def test_bits_are_fair_and_draws_independent():
-    draws = Draws(0, "test", 1, range(64), "cpu")
+    draws = ImageRng(0, "test", 1, range(64), "cpu")
     bits = draws.bits(0, 4096)
     for k in range(32):
         assert abs(((bits >> k) & 1).double().mean().item() - 0.5) < 5 * 0.5 / bits.numel() ** 0.5
@@ -174,7 +174,7 @@ def test_bits_are_fair_and_draws_independent():
 
 
 def test_normals_are_normal_far_into_the_tails():
-    z = Draws(0, "test", 1, range(256), "cpu").normal(0, 1 << 13).double().flatten()
+    z = ImageRng(0, "test", 1, range(256), "cpu").normal(0, 1 << 13).double().flatten()
     count = z.numel()
     for bound in (-4.5, -3.0, -1.0, 0.0, 0.3, 2.0, 4.0, 4.8):
         wanted = torch.special.ndtr(torch.tensor(bound, dtype=torch.float64)).item()

@@ -74,13 +74,13 @@ def test_arrays_of_anything_but_bytes_are_refused(tmp_path, dtype):
 @pytest.mark.parametrize("batch", [[1, 2], {b"labels": [0]}, {b"data": [0], b"labels": [0]}])
 def test_a_pickle_of_something_else_is_refused(tmp_path, batch):
     write(tmp_path, batch)
-    with pytest.raises(ValueError, match="no batch of CIFAR-10"):
+    with pytest.raises(ValueError, match="not a CIFAR-10 batch"):
         cifar10.load("test", tmp_path)
 
 
 def test_the_wrong_number_of_pixels_is_refused(tmp_path, pixels):
     write(tmp_path, {b"data": pixels[:, :100], b"labels": [0] * 4})
-    with pytest.raises(ValueError, match=r"should be uint8 \(4, 3072\)"):
+    with pytest.raises(ValueError, match=r"must be uint8 \(4, 3072\)"):
         cifar10.load("test", tmp_path)
 
 

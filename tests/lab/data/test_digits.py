@@ -26,4 +26,4 @@ def test_an_unknown_split_is_refused():
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "digits"])
 def test_a_set_knows_its_channels(name):
-    assert len(SETS[name].normalisation.mean) == SETS[name].channels
+    assert len(SETS[name].normalisation.mean) == SETS[name].image_channels

@@ -11,9 +11,10 @@ import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from trueup.cli import app
+from trueup_lab.cli import add_commands
 from trueup_lab.data import download
 from trueup_lab.data.corrupted.manifest import Made, Manifest
 from trueup_lab.data.download import REMOTES, DownloadError, Remote, fetch, get, unpack
@@ -84,7 +85,7 @@ def test_a_file_arrives_whole_and_its_progress_is_told(server, tmp_path):
 def test_an_interrupted_transfer_goes_on_where_it_stopped(server, tmp_path):
     server.files["a.bin"] = CONTENT
     server.cut = 100_000
-    with pytest.raises(DownloadError, match=r"could not get http.* the same command goes on from there"):
+    with pytest.raises(DownloadError, match=r"could not download http.* the same command again to resume"):
         fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
     assert not (tmp_path / "a.bin").exists()
     server.cut = None
@@ -109,7 +110,7 @@ def test_a_transfer_that_was_complete_is_not_repeated(server, tmp_path):
 
 def test_a_file_with_another_checksum_is_refused_and_not_kept(server, tmp_path):
     server.files["a.bin"] = b"not what was published"
-    with pytest.raises(DownloadError, match=f"published is {MD5}"):
+    with pytest.raises(DownloadError, match=f"expected {MD5}"):
         fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
     assert list(tmp_path.iterdir()) == []
 
@@ -181,7 +182,7 @@ def test_unpacking_adds_to_a_folder_that_is_there(tmp_path):
 
 
 def test_an_unknown_kind_of_archive_is_refused(tmp_path):
-    with pytest.raises(DownloadError, match="no archive that can be unpacked"):
+    with pytest.raises(DownloadError, match="cannot be unpacked"):
         unpack(tmp_path / "a.rar", tmp_path)
 
 
@@ -217,23 +218,25 @@ def test_a_set_that_was_made_here_is_not_taken_for_the_published_one(small_set, 
     get("small", tmp_path)
     manifest.files["batch"] = Made("", 5, 1, 0, [])
     manifest.write()
-    with pytest.raises(DownloadError, match="move it away to have the published ones"):
+    with pytest.raises(DownloadError, match="move it away to download the published ones"):
         get("small", tmp_path)
 
 
 def test_the_command_gets_a_set_and_answers_mistakes_in_a_sentence(server, small_set, tmp_path):
+    app = typer.Typer()
+    add_commands(app)
     result = CliRunner().invoke(app, ["data", "get", "small", "--data", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert f"small is at {tmp_path}/set" in result.output
     unknown = CliRunner().invoke(app, ["data", "get", "svhn", "--data", str(tmp_path)])
     assert unknown.exit_code == 2
-    assert "no published source of 'svhn' is known; known: mnist, cifar10" in unknown.output
+    assert "unknown data set 'svhn'; known: mnist, cifar10" in unknown.output
 
 
 def test_an_archive_without_what_it_should_hold_is_reported(server, small_set, tmp_path, monkeypatch):
     first = REMOTES["small"][0]
     monkeypatch.setitem(REMOTES, "small", (Remote(first.url, first.md5, "", ("set/other",)),))
-    with pytest.raises(DownloadError, match="has no set/other"):
+    with pytest.raises(DownloadError, match="set/other is missing"):
         get("small", tmp_path)
 
 

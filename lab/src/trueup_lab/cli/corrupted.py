@@ -1,4 +1,4 @@
-"""`trueup data make` and `trueup data show`: corrupted sets, made and looked at."""
+"""`trueup data make` and `trueup data show`: make corrupted sets and look at them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from typing import Annotated
 import typer
 
 Name = Annotated[str, typer.Argument(help="mnist-c, cifar10-c or imagenet-c", metavar="NAME")]
-Root = Annotated[Path | None, typer.Option("--data", help="The data root.")]
-Seed = Annotated[int, typer.Option(help="What chance depends on.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")]
+Root = Annotated[Path | None, typer.Option("--data", help="Data root.")]
+Seed = Annotated[int, typer.Option(help="Random seed for generated images.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda if available]")]
 
 
 def make_set(
     name: Name,
-    only: Annotated[list[str] | None, typer.Option(help="A corruption to make; may be repeated.")] = None,
-    severity: Annotated[list[int] | None, typer.Option(help="ImageNet-C: a severity; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Corruption to make; may be repeated. [default: all]")] = None,
+    severity: Annotated[
+        list[int] | None, typer.Option(help="Severity, for ImageNet-C only; may be repeated. [default: all]")
+    ] = None,
     data: Root = None,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
-    """Make a corrupted set in the published layout. What is there and whole stays; run it again to resume."""
+    """Make a corrupted set in the published layout. Complete files are kept, so running it again resumes."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     from trueup_lab.data.corrupted.arrays import folder
-    from trueup_lab.data.corrupted.make import make
+    from trueup_lab.data.corrupted.writer import make
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -55,13 +57,13 @@ def make_set(
 
 def show(
     name: Name,
-    out: Annotated[Path | None, typer.Option(help="The PNG to write; NAME.png if not given.")] = None,
-    count: Annotated[int, typer.Option(help="Images a severity.", min=1)] = 3,
-    first: Annotated[int, typer.Option(help="The number of the first image.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="PNG to write. [default: NAME.png]")] = None,
+    count: Annotated[int, typer.Option(help="Images per severity.", min=1)] = 3,
+    first: Annotated[int, typer.Option(help="Number of the first image.", min=0)] = 0,
     data: Root = None,
     seed: Seed = 0,
 ) -> None:
-    """Draw a contact sheet: every corruption and severity for a few images."""
+    """Draw a contact sheet of every corruption and severity for a few images."""
     import torch
 
     from trueup_lab.data.corrupted import clean
@@ -86,7 +88,7 @@ def show(
         raise typer.BadParameter(str(error)) from error
     path = out or Path(f"{name}.png")
     page.save(path)
-    typer.echo(f"{path}: {len(corruptions(name))} corruptions, {count} images of each severity")
+    typer.echo(f"{path}: {len(corruptions(name))} corruptions, {count} images per severity")
 
 
 def _best() -> str:

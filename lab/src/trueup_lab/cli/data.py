@@ -1,4 +1,4 @@
-"""`trueup data get`."""
+"""`trueup data get`: download data sets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 
 
 def get(
-    names: Annotated[list[str], typer.Argument(help="mnist, cifar10, mnist-c, cifar10-c, imagenet-c.")],
-    data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
+    names: Annotated[list[str], typer.Argument(help="mnist, cifar10, mnist-c, cifar10-c or imagenet-c.")],
+    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
 ) -> None:
-    """Download published sets; what is there already is used, what was cut off goes on."""
+    """Download published data sets. Existing files are kept, and interrupted downloads resume."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from trueup_lab.data.download import DownloadError

@@ -1,4 +1,4 @@
-"""`trueup demo`."""
+"""`trueup demo`: both rules on corrupted digits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ PAPER = demo.PAPERS_MNIST
 
 
 def show_demo(
-    retrain: Annotated[bool, typer.Option(help="Train the network again first: a minute or two.")] = False,
-    lambda1: Annotated[float, typer.Option(help="λ1, the weight of the training distribution.")] = PAPER.lambda1,
-    lambda2: Annotated[float, typer.Option(help="λ2, the weight of what the image said.")] = PAPER.lambda2,
-    iterations: Annotated[int, typer.Option(help="How often the two take turns.")] = PAPER.iterations,
-    location: Annotated[str, typer.Option(help="keep a layer's mean, or match training's.")] = PAPER.location,
-    images: Annotated[int, typer.Option(help="Digits in each test set.", min=1, max=digits.TEST)] = 120,
-    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("demo"),
+    retrain: Annotated[bool, typer.Option(help="Train the network from scratch first (a minute or two).")] = False,
+    lambda1: Annotated[float, typer.Option(help="λ1, weight of the training distribution.")] = PAPER.lambda1,
+    lambda2: Annotated[float, typer.Option(help="λ2, weight of the image's own activations.")] = PAPER.lambda2,
+    iterations: Annotated[int, typer.Option(help="Number of iterations.")] = PAPER.iterations,
+    location: Annotated[str, typer.Option(help="keep the layer's mean, or match that of training.")] = PAPER.location,
+    images: Annotated[int, typer.Option(help="Digits per test set.", min=1, max=digits.TEST)] = 120,
+    out: Annotated[Path, typer.Option(help="Folder for the figure and the CSV file.")] = Path("demo"),
 ) -> None:
-    """See both rules at work: digits under nine corruptions. Under a minute on two cores.
+    """Show both rules on digits under nine corruptions. Takes less than a minute on two cores.
 
-    As trained, with the paper's correction (the λs, iterations and location set it), and with evidence, the default.
+    Compares the network as trained, with the paper's correction (set by the λs, iterations and location), and with
+    evidence, the default.
     """
     console = Console()
     try:
@@ -81,7 +82,7 @@ def _table(result: demo.Result, correction: Correction) -> Table:
     return table
 
 
-def _add(table: Table, name: str, row: demo.Row, *, last: bool = False) -> None:
+def _add(table: Table, name: str, row: demo.DemoRow, *, last: bool = False) -> None:
     cells = [f"{row.accuracy[rule]:.1f}  {_coloured(row.gain(rule))}" for rule in demo.RULES]
     table.add_row(name, f"{row.accuracy[demo.PLAIN]:.1f}", *cells, end_section=last)
 
@@ -102,5 +103,5 @@ def _summary(result: demo.Result) -> list[str]:
         sets = f"better in {better} of {len(gains)} sets, worse in {worse}"
         points = f"{mean.gain(rule):+.1f} points under corruption, {clean.gain(rule):+.1f} on clean images"
         lines.append(f"{rule}: {sets}; {points}; {result.ms[rule] / plain:.2g} times the time")
-    one = f"One image is {100 / result.images:.1f} points, and takes {plain:.1f} ms as trained"
-    return [*lines, f"{one}; calibration, once, {result.calibration_seconds:.0f} s"]
+    one = f"One image is {100 / result.images:.1f} points and takes {plain:.1f} ms as trained"
+    return [*lines, f"{one}; calibration takes {result.calibration_seconds:.0f} s, once"]

@@ -1,4 +1,4 @@
-"""A bar for long runs, with the time left; plain lines where nobody watches."""
+"""Progress of long runs: a bar with the time left, or plain lines if the output is no terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trueup_lab.training.describe import duration
 if TYPE_CHECKING:
     from trueup_lab.evaluation import Progress as Passes
 
-EVERY = 20.0  # seconds between two lines
+EVERY = 20.0  # seconds between lines
 
 
 @contextmanager
 def passes(*, quiet: bool = False) -> Iterator[Callable[[Passes], None]]:
-    """Gives what the runner reports to."""
+    """Yield the function that the runner reports its progress to."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         said = time.monotonic()

@@ -1,30 +1,28 @@
-"""CIFAR-10, from the pickles it is published in, under `cifar-10-batches-py`.
+"""CIFAR-10, read from the published pickles in `cifar-10-batches-py`.
 
-A pickle can call any function it names. These are read by an unpickler that knows the few names their arrays
-are built from and refuses every other.
+A pickle can call any function by name. The unpickler here knows only the few names that arrays are built from, and
+refuses all others.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from trueup_lab.data.images import Images
-from trueup_lab.data.root import MissingDataError, data_root
+from trueup_lab.data.images import Images, Split
+from trueup_lab.data.root import DataRoot, MissingDataError, data_root
 
-Split = Literal["train", "test"]
 FOLDER = Path("cifar-10-batches-py")
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_AGAIN = "delete it and run `trueup data get cifar10`"
 _FILES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 
 
-def load(split: Split, root: str | os.PathLike[str] | None = None) -> Images:
-    """The 50,000 training or 10,000 test images, (N, 3, 32, 32), from the data root."""
+def load(split: Split, root: DataRoot = None) -> Images:
+    """Load the 50,000 training or 10,000 test images, (N, 3, 32, 32), from the data root."""
     if split not in _FILES:
         raise ValueError(f"unknown split {split!r} of CIFAR-10; known: train, test")
     folder = data_root(root) / FOLDER
@@ -40,28 +38,27 @@ def _read_batch(path: Path) -> Images:
     try:
         data, labels = batch[b"data"], batch[b"labels"]
     except (TypeError, KeyError) as error:
-        raise ValueError(f"{path} is no batch of CIFAR-10: it has no b'data' and b'labels'") from error
+        raise ValueError(f"{path} is not a CIFAR-10 batch: it lacks b'data' or b'labels'; {_AGAIN}") from error
     if not isinstance(data, _PickledArray) or data.values.shape != (len(labels), 3072):
-        raise ValueError(f"{path} is no batch of CIFAR-10: b'data' should be uint8 ({len(labels)}, 3072)")
+        raise ValueError(f"{path} is not a CIFAR-10 batch: b'data' must be uint8 ({len(labels)}, 3072); {_AGAIN}")
     images = torch.from_numpy(data.values.reshape(-1, 3, 32, 32))
     return Images(images, torch.tensor(labels, dtype=torch.int64))
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds dictionaries, lists, text, numbers, and what stands in here for NumPy's arrays; nothing else."""
+    """Unpickler of dictionaries, lists, text, numbers and byte arrays only."""
 
     def find_class(self, module: str, name: str) -> Any:
         stand_in = _STAND_INS.get((module, name))
         if stand_in is None:
             raise pickle.UnpicklingError(
-                f"refused to build {module}.{name}: CIFAR-10's files hold arrays, lists and text only; "
-                "get them again with `trueup data get cifar10`"
+                f"refused to build {module}.{name}: CIFAR-10's files hold arrays, lists and text only; {_AGAIN}"
             )
         return stand_in
 
 
 class _PickledArray:
-    """An array of bytes, made from the state that NumPy pickles, without asking NumPy to."""
+    """Array of bytes, built from NumPy's pickled state without calling NumPy's own reconstruction."""
 
     def __init__(self, *_: object) -> None:
         self.values: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(0, dtype=np.uint8)
@@ -69,31 +66,31 @@ class _PickledArray:
     def __setstate__(self, state: tuple[int, tuple[int, ...], object, bool, bytes]) -> None:
         _, shape, dtype, fortran, raw = state
         if not isinstance(dtype, _PickledType) or not isinstance(raw, bytes):
-            raise pickle.UnpicklingError("refused an array of anything but bytes")
+            raise pickle.UnpicklingError("refused an array that does not hold bytes")
         self.values = np.frombuffer(bytearray(raw), dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 class _PickledType:
-    """The type of such an array; its state (byte order and the like) says nothing about bytes."""
+    """Type of such an array; its state (byte order and the like) does not matter for bytes."""
 
     def __init__(self, code: object, *_: object) -> None:
         if code not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"refused an array of type {code!r}: CIFAR-10's are bytes, 'u1'")
+            raise pickle.UnpicklingError(f"refused an array of type {code!r}: CIFAR-10's arrays hold bytes, 'u1'")
 
     def __setstate__(self, state: object) -> None:
         pass
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes for readers of protocol 2."""
+    """Decode bytes as Python 3 writes them in protocol 2."""
     if encoding not in ("latin1", b"latin1"):
-        raise pickle.UnpicklingError(f"refused text in {encoding!r}")
+        raise pickle.UnpicklingError(f"refused text in encoding {encoding!r}: expected 'latin1'")
     return text.encode("latin1")
 
 
 _STAND_INS: dict[tuple[str, str], object] = {
-    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,  # as written by NumPy 1
-    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,  # by NumPy 2
+    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,  # NumPy 1
+    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,  # NumPy 2
     ("numpy", "ndarray"): _PickledArray,
     ("numpy", "dtype"): _PickledType,
     ("_codecs", "encode"): _latin1_bytes,

@@ -1,4 +1,4 @@
-"""Getting published sets: where they are, and a download that resumes, checks and unpacks safely."""
+"""Download published data sets: resumable, checked against their MD5, and unpacked safely."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trueup_lab.data.corrupted.manifest import Manifest
-from trueup_lab.data.root import data_root
+from trueup_lab.data.root import DataRoot, data_root
 
-Report = Callable[[str, int, int | None], None]
-"""Called with a file's name, the bytes that are here, and the bytes there are (None: unknown)."""
+DownloadProgress = Callable[[str, int, int | None], None]
+"""Called with (file name, bytes downloaded, bytes in total, None if unknown)."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: where it is, its MD5 as published, and what it is unpacked into."""
+    """A published file: its URL, its published MD5, and where it is unpacked."""
 
     url: str
     md5: str
     into: str
-    """Folder below the data root in which the archive is unpacked, or the `.gz` uncompressed."""
+    """Folder under the data root that the file is unpacked into."""
     makes: tuple[str, ...]
-    """Paths below the data root that are there once it is unpacked; if all are, nothing is downloaded."""
+    """Paths under the data root that unpacking creates. If all exist, nothing is downloaded."""
 
     @property
     def name(self) -> str:
-        """The name of the file.
+        """Name of the file.
 
         >>> Remote("https://example.org/a/b.tar?download=1", "", "", ()).name
         'b.tar'
@@ -104,33 +104,29 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
         ),
     ),
 }
-"""Sets by name."""
+"""Files of each data set, by its name."""
 
 
 class DownloadError(RuntimeError):
-    """A file could not be had, or is not what was published. The message says which, and what to do."""
+    """A download failed or is not the published file. The message names the file and the next step."""
 
 
 def get(
     name: str,
-    root: str | os.PathLike[str] | None = None,
+    root: DataRoot = None,
     *,
-    report: Report = lambda *_: None,
-    remotes: dict[str, tuple[Remote, ...]] = REMOTES,
+    report: DownloadProgress = lambda *_: None,
 ) -> list[Path]:
-    """Make the set called `name` be under the data root; what is there already is used as it is.
-
-    Returns the paths it consists of.
-    """
-    if name not in remotes:
-        raise ValueError(f"no published source of {name!r} is known; known: {', '.join(remotes)}")
+    """Download the data set `name` into the data root, unless it is there, and return its paths."""
+    if name not in REMOTES:
+        raise ValueError(f"unknown data set {name!r}; known: {', '.join(REMOTES)}")
     base = data_root(root)
-    for folder in {base / made.partition("/")[0] for remote in remotes[name] for made in remote.makes}:
+    for folder in {base / made.partition("/")[0] for remote in REMOTES[name] for made in remote.makes}:
         if Manifest.read(folder).files:
             raise DownloadError(
-                f"{folder} holds files that `trueup data make` made; move it away to have the published ones"
+                f"{folder} holds files made by `trueup data make`; move it away to download the published ones"
             )
-    for remote in remotes[name]:
+    for remote in REMOTES[name]:
         if all((base / made).exists() for made in remote.makes):
             continue
         archive = base / ".downloads" / remote.name
@@ -138,13 +134,13 @@ def get(
         unpack(archive, base / remote.into)
         missing = [made for made in remote.makes if not (base / made).exists()]
         if missing:
-            raise DownloadError(f"{remote.url} was unpacked into {base / remote.into} but has no {missing[0]}")
+            raise DownloadError(f"{remote.url} was unpacked, but {base / missing[0]} is missing; report this")
         archive.unlink()
-    return [base / made for remote in remotes[name] for made in remote.makes]
+    return [base / made for remote in REMOTES[name] for made in remote.makes]
 
 
-def fetch(url: str, path: Path, *, md5: str, report: Report = lambda *_: None) -> None:
-    """Download `url` to `path`, going on where an earlier try stopped; another MD5 is refused."""
+def fetch(url: str, path: Path, *, md5: str, report: DownloadProgress = lambda *_: None) -> None:
+    """Download `url` to `path`, resuming an earlier attempt. A file with another MD5 is refused."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and _md5(path) == md5:
         return
@@ -153,24 +149,20 @@ def fetch(url: str, path: Path, *, md5: str, report: Report = lambda *_: None) -
         _transfer(url, part, report)
     except (urllib.error.URLError, OSError) as error:
         raise DownloadError(
-            f"could not get {url}: {error}. What came is kept, and the same command goes on from there; "
-            f"or put the file at {path} yourself"
+            f"could not download {url}: {error}. Run the same command again to resume, or put the file at {path}"
         ) from error
     found = _md5(part)
     if found != md5:
         part.unlink()
-        raise DownloadError(
-            f"{url} came with MD5 {found}, published is {md5}; it was deleted. Try again, or report this"
-        )
+        raise DownloadError(f"{url} has MD5 {found}, expected {md5}; the file was deleted. Try again, or report this")
     os.replace(part, path)
 
 
 def unpack(archive: Path, into: Path) -> None:
     """Unpack a tar or zip, or uncompress a `.gz`, into the folder `into`.
 
-    Members that would land outside it are refused. Nothing appears in `into` before all is unpacked, so that
-    what is there is whole. A single folder around a zip's contents that is called as `into` is, but for case
-    and dashes, is left out.
+    Members that would land outside it are refused. Files appear in `into` only after everything is unpacked. A
+    single folder around a zip's contents is dropped if its name is that of `into`, apart from case and dashes.
     """
     beside = archive.with_name(archive.name + ".unpacked")
     shutil.rmtree(beside, ignore_errors=True)
@@ -185,7 +177,7 @@ def unpack(archive: Path, into: Path) -> None:
             with gzip.open(archive) as packed, (beside / archive.name.removesuffix(".gz")).open("wb") as file:
                 shutil.copyfileobj(packed, file)
         else:
-            raise DownloadError(f"{archive} is no archive that can be unpacked (.tar, .tar.gz, .tgz, .zip, .gz)")
+            raise DownloadError(f"{archive} cannot be unpacked; expected .tar, .tar.gz, .tgz, .zip or .gz")
         _move_contents(beside, into)
     except tarfile.FilterError as error:
         raise DownloadError(f"{archive} was not unpacked: {error}") from error
@@ -194,7 +186,7 @@ def unpack(archive: Path, into: Path) -> None:
 
 
 def _move_contents(source: Path, into: Path) -> None:
-    """Move what is in `source` to `into`; folders that are in both are put together."""
+    """Move the contents of `source` to `into`, merging folders."""
     into.mkdir(parents=True, exist_ok=True)
     for entry in source.iterdir():
         target = into / entry.name
@@ -204,7 +196,7 @@ def _move_contents(source: Path, into: Path) -> None:
             os.replace(entry, target)
 
 
-def _transfer(url: str, part: Path, report: Report) -> None:
+def _transfer(url: str, part: Path, report: DownloadProgress) -> None:
     here = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "trueup"})
     if here:
@@ -212,7 +204,7 @@ def _transfer(url: str, part: Path, report: Report) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # asked for what lies behind the end: all of it is here
+        if error.code == 416:  # the range starts at the end: the file is complete
             return
         raise
     with response:
@@ -236,11 +228,11 @@ def _unpack_zip(archive: Path, into: Path, name: str) -> None:
         parts = [PurePosixPath(member.filename).parts for member in members]
         for member, path in zip(members, parts, strict=True):
             if not path or ".." in path or member.filename.startswith(("/", "\\")) or ":" in path[0]:
-                raise DownloadError(f"{archive} was not unpacked: {member.filename!r} would land outside")
+                raise DownloadError(f"{archive} was not unpacked: {member.filename!r} would land outside the folder")
         around = {path[0] for path in parts} - {"__MACOSX"}
         skip = 1 if len(around) == 1 and _plain(next(iter(around))) == _plain(name) else 0
         for member, path in zip(members, parts, strict=True):
-            if path[0] == "__MACOSX":  # what a Mac adds to archives
+            if path[0] == "__MACOSX":  # macOS metadata
                 continue
             target = into.joinpath(*path[skip:])
             target.parent.mkdir(parents=True, exist_ok=True)

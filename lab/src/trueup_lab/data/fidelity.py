@@ -1,4 +1,4 @@
-"""How alike two makings of a corrupted set are: pixel by pixel, and in distribution."""
+"""Similarity of two versions of a corrupted set: pixel by pixel, and in distribution."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WITHOUT_CHANCE = {
     "imagenet-c": _WITHOUT_CHANCE_IN_COLOUR,
     "mnist-c": frozenset(("identity", "scale", "brightness", "stripe", "canny_edges")),
 }
-"""The corruptions of each family that draw nothing, and so can be compared pixel by pixel."""
+"""The corruptions of each family without random numbers, which can be compared pixel by pixel."""
 
 
 class Change(NamedTuple):
-    """What a corruption did to images, in grey levels: the mean over images of each image's own number."""
+    """Effect of a corruption in grey levels: statistics per image, averaged over the images."""
 
     mean: float
     spread: float  # standard deviation
@@ -27,7 +27,7 @@ class Change(NamedTuple):
 
 
 def within(ours: Tensor, theirs: Tensor, levels: int = 2) -> float:
-    """The share of values of two makings (uint8) that differ by at most `levels`.
+    """Return the share of values (uint8) that differ by at most `levels`.
 
     >>> within(torch.tensor([0, 10], dtype=torch.uint8), torch.tensor([2, 13], dtype=torch.uint8))
     0.5
@@ -36,7 +36,7 @@ def within(ours: Tensor, theirs: Tensor, levels: int = 2) -> float:
 
 
 def change(clean: Tensor, corrupted: Tensor) -> Change:
-    """What was done to `clean` (N, C, H, W) uint8 to get `corrupted`."""
+    """Measure the change from `clean` to `corrupted`, both (N, C, H, W) uint8."""
     difference = corrupted.double() - clean.double()
     mean = difference.mean((1, 2, 3))
     spread = difference.flatten(1).std(1, correction=0)

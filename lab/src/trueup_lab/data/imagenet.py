@@ -1,4 +1,4 @@
-"""ImageNet from a folder: `<split>/<synset>/*.JPEG`. Images are read when they are asked for."""
+"""ImageNet from a folder `<split>/<synset>/*.JPEG`. Images are read on access."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from trueup_lab.data.images import Images
 from trueup_lab.data.root import MissingDataError
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 @dataclass(frozen=True)
 class Crop:
-    """How an image of any size becomes a square of `size` pixels.
+    """Rule that turns an image of any size into a square of `size` pixels.
 
-    In use: the short side to `resize`, then the middle. In training (`random`): a piece of 8 to 100 % of the
-    area and a ratio of sides between 3/4 and 4/3, enlarged or reduced, mirrored half of the time.
+    For testing, the short side is resized to `resize` and the middle cut out. For training (`random`), a piece with 8
+    to 100 % of the area and an aspect ratio between 3/4 and 4/3 is resized, and mirrored half of the time.
     """
 
     size: int = 224
@@ -40,8 +37,8 @@ class Crop:
 class ImageFolder(Dataset[tuple[Tensor, int]]):
     """The images of `folder/<synset>/*`, class k being the k-th synset in alphabetical order.
 
-    Item i is `(pixels, label)`, pixels uint8 (3, size, size). With a random crop the piece is a function of
-    (`seed`, epoch, i): `set_epoch` gives the next epoch other pieces, and a resumed run the same ones.
+    Item i is `(pixels, label)`, pixels uint8 (3, size, size). A random crop is a function of (`seed`, epoch, i):
+    `set_epoch` changes the crops, and a resumed run repeats them.
     """
 
     def __init__(self, folder: str | os.PathLike[str], crop: Crop = Crop(), seed: int = 0) -> None:  # noqa: B008
@@ -51,8 +48,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         self._epoch = 0
         if not self.folder.is_dir():
             raise MissingDataError(
-                f"no folder {self.folder}: wanted one folder a class, {self.folder}/<synset>/*.JPEG; "
-                "ImageNet (ILSVRC 2012) has to be asked for at https://image-net.org/download"
+                f"no folder {self.folder}: expected one folder per class, {self.folder}/<synset>/*.JPEG; "
+                "request ImageNet (ILSVRC 2012) at https://image-net.org/download"
             )
         self.synsets = tuple(sorted(entry.name for entry in self.folder.iterdir() if entry.is_dir()))
         self.files: list[tuple[Path, int]] = [
@@ -62,7 +59,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             if file.suffix.lower() in SUFFIXES
         ]
         if not self.files:
-            raise MissingDataError(f"no images {self.folder}/<synset>/*.JPEG")
+            raise MissingDataError(f"no images in {self.folder}: expected {self.folder}/<synset>/*.JPEG")
 
     def __len__(self) -> int:
         return len(self.files)
@@ -73,22 +70,18 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         return read_image(path, self.crop, chance), label
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw other random crops than in any other epoch."""
+        """Select the random crops of `epoch`."""
         self._epoch = epoch
 
     def batches(self, size: int) -> Iterator[Images]:
-        """All images in order, `size` at a time."""
+        """Yield all images in order, `size` at a time."""
         for start in range(0, len(self), size):
             items = [self[i] for i in range(start, min(start + size, len(self)))]
             yield Images(torch.stack([x for x, _ in items]), torch.tensor([label for _, label in items]))
 
 
 def read_image(path: Path, crop: Crop, chance: random.Random | None = None) -> Tensor:
-    """The image at `path` as uint8 (3, size, size); `chance` draws the random crop, None takes the middle."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("reading image files needs Pillow: pip install 'trueup[images]'") from error
+    """Read `path` as uint8 (3, size, size), cropped at random by `chance`, or in the middle if that is None."""
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     square = _middle(image, crop) if chance is None else _random_piece(image, crop, chance)
@@ -96,8 +89,6 @@ def read_image(path: Path, crop: Crop, chance: random.Random | None = None) -> T
 
 
 def _middle(image: Image.Image, crop: Crop) -> Image.Image:
-    from PIL import Image
-
     short = min(image.size)
     if short != crop.resize:
         width, height = (max(crop.resize, round(side * crop.resize / short)) for side in image.size)
@@ -107,15 +98,13 @@ def _middle(image: Image.Image, crop: Crop) -> Image.Image:
 
 
 def _random_piece(image: Image.Image, crop: Crop, chance: random.Random) -> Image.Image:
-    from PIL import Image
-
     left, top, width, height = _random_box(image.width, image.height, chance)
     piece = image.resize((crop.size, crop.size), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
     return piece.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if chance.random() < 0.5 else piece
 
 
 def _random_box(width: int, height: int, chance: random.Random) -> tuple[int, int, int, int]:
-    """A box (left, top, width, height) as `Crop` describes; the middle of a strip into which none fits."""
+    """Draw a box (left, top, width, height) as `Crop` describes; if none fits, take the middle."""
     for _ in range(10):
         area = width * height * chance.uniform(0.08, 1.0)
         ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))

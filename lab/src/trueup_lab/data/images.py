@@ -1,21 +1,23 @@
-"""What a set of images is, and how its pixels become a network's input."""
+"""Sets of images with labels, and the normalisation that turns pixels into a network's input."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+Split = Literal["train", "test"]
+
 
 class Images(NamedTuple):
-    """Images and their classes, as stored: one byte a pixel."""
+    """Images and their labels, one byte per pixel and channel."""
 
     images: Tensor  # (N, C, H, W) uint8
     labels: Tensor  # (N,) int64
 
     def __len__(self) -> int:
-        """The number of images (not of fields).
+        """Return the number of images (not of fields).
 
         >>> len(Images(torch.zeros(5, 1, 4, 4, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64)))
         5
@@ -23,16 +25,16 @@ class Images(NamedTuple):
         return self.images.shape[0]
 
     def first(self, count: int) -> Images:
-        """The first `count` images."""
+        """Return the first `count` images."""
         return Images(self.images[:count], self.labels[:count])
 
     def to(self, device: torch.device | str) -> Images:
-        """The same on another device."""
+        """Return a copy on another device."""
         return Images(self.images.to(device), self.labels.to(device))
 
 
 class Normalisation(NamedTuple):
-    """`(pixel / 255 - mean) / std`, channel by channel.
+    """Normalisation `(pixel / 255 - mean) / std` per channel.
 
     >>> Normalisation((0.5,), (0.25,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
     tensor([[[[-2.,  2.]]]])
@@ -42,25 +44,25 @@ class Normalisation(NamedTuple):
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Float32 input from uint8 images (N, C, H, W)."""
+        """Turn uint8 images (N, C, H, W) into float32 input."""
         channels = images.shape[1]
         if images.dtype != torch.uint8 or channels != len(self.mean):
             raise ValueError(
-                f"wanted uint8 images with {len(self.mean)} channels, (N, {len(self.mean)}, H, W); "
-                f"got {images.dtype} of shape {tuple(images.shape)}"
+                f"images are {images.dtype} of shape {tuple(images.shape)}; "
+                f"expected uint8 images with {len(self.mean)} channels, (N, {len(self.mean)}, H, W)"
             )
         scale, shift = self.affine(images.device)
         return images * scale + shift
 
     def affine(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """The same as `pixel * scale + shift`: two float32 tensors (1, C, 1, 1)."""
+        """Return `scale` and `shift`, float32 (1, C, 1, 1), of the equivalent `pixel * scale + shift`."""
         scale = torch.tensor([1 / (255 * s) for s in self.std], device=device)
         shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=device)
         return scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
 
 
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""The usual one; the public CIFAR-10 ResNet-20 was trained with it as well."""
+"""The usual one; the public CIFAR-10 ResNet-20 was trained with it too."""
 
 NORMALISATION = {
     "mnist": Normalisation((0.0,), (1.0,)),  # the paper: to [0, 1]
@@ -68,4 +70,4 @@ NORMALISATION = {
     "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),  # of the training set
     "imagenet": IMAGENET,
 }
-"""How each set's pixels become input; a set's corrupted variants take the same."""
+"""Normalisation per data set; corrupted variants use that of their clean set."""

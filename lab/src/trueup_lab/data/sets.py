@@ -1,38 +1,38 @@
-"""The small sets by name: everything that training or evaluating on one needs to know."""
+"""The data sets that fit into memory, by name."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from trueup_lab.data import cifar10, digits, mnist
 from trueup_lab.data.images import NORMALISATION, Images, Normalisation
+from trueup_lab.data.root import DataRoot
 
 Loader = Callable[..., Images]
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A set that fits into memory: how to read it and how its pixels become input."""
+    """A data set that fits into memory: how to read and normalise it."""
 
     name: str
     read: Loader
-    channels: int
+    image_channels: int
     classes: int = 10
 
     @property
     def normalisation(self) -> Normalisation:
-        """How its pixels become input."""
+        """Normalisation of its pixels."""
         return NORMALISATION[self.name]
 
-    def load(self, split: str, root: str | os.PathLike[str] | None = None) -> Images:
-        """Its `train` or `test` images, from the data root."""
+    def load(self, split: str, root: DataRoot = None) -> Images:
+        """Load its `train` or `test` images from the data root."""
         return self.read(split, root)
 
 
 SETS = {
-    "mnist": ImageSet("mnist", mnist.load, channels=1),
-    "cifar10": ImageSet("cifar10", cifar10.load, channels=3),
-    "digits": ImageSet("digits", digits.load, channels=1),
+    "mnist": ImageSet("mnist", mnist.load, image_channels=1),
+    "cifar10": ImageSet("cifar10", cifar10.load, image_channels=3),
+    "digits": ImageSet("digits", digits.load, image_channels=1),
 }

@@ -1,4 +1,4 @@
-"""Pictures of activations: maps, stacked histograms, densities."""
+"""Figures of activations: maps, stacked histograms, densities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trueup_lab.figures.style import COLUMN, GREY, NAMES, ORANGE, pyplot, quiet,
 
 
 def draw_maps(maps: Mapping[str, Maps], path: Path) -> Path:
-    """A block of rows a test image: uncorrected, corrected (c) and their difference, a column a layer."""
+    """Draw three rows per test image, uncorrected, corrected (c) and difference, with one column per layer."""
     layers = len(next(iter(maps.values())).plain)
     with small():
         figure, grid = pyplot().subplots(
@@ -33,7 +33,7 @@ def draw_maps(maps: Mapping[str, Maps], path: Path) -> Path:
             for layer, (plain, corrected) in enumerate(zip(one.plain, one.corrected, strict=True), start=1):
                 low, high = 0.0, float(max(plain.max(), corrected.max()))
                 shown = [rows[k][layer].imshow(m, vmin=low, vmax=high) for k, m in enumerate((plain, corrected))]
-                # One scale a layer over all blocks would hide the faint ones; the bar says what a colour means here.
+                # One scale per layer over all blocks would hide the faint ones, so each has its own colour bar.
                 figure.colorbar(shown[0], ax=[rows[0][layer], rows[1][layer]], shrink=0.9, aspect=30)
                 change = corrected - plain
                 limit = float(change.abs().max()) or 1.0
@@ -47,7 +47,7 @@ def draw_maps(maps: Mapping[str, Maps], path: Path) -> Path:
 
 
 def draw_before_and_after(data: BeforeAfter, path: Path) -> Path:
-    """Stacked histograms of the channels before and after, without zeros, with the target's outline; and (c) values."""
+    """Draw histograms per channel (a) before and (b) after, zeros left out, with the target; and (c) the values."""
     with small():
         figure, (left, right, below) = pyplot().subplots(1, 3, figsize=(2 * COLUMN, 2.6), layout="constrained")
         high = float(torch.cat([data.before.flatten(), data.target]).quantile(0.997))  # the tail is in (c)
@@ -56,7 +56,7 @@ def draw_before_and_after(data: BeforeAfter, path: Path) -> Path:
             _stacked(axes, values, edges, without_zeros=True)
             outline, _ = np.histogram(data.target[data.target > 0], edges)
             axes.stairs(outline, edges, color="black", linewidth=1.2, label="target")
-            axes.set(title=title, xlabel="activation", ylabel="activations a bin")
+            axes.set(title=title, xlabel="activation", ylabel="activations per bin")
             axes.legend(frameon=False)
             quiet(axes)
         top = max(left.get_ylim()[1], right.get_ylim()[1])
@@ -71,7 +71,7 @@ def draw_before_and_after(data: BeforeAfter, path: Path) -> Path:
 
 
 def draw_stationarity(by_norm: Mapping[str, Stationarity], path: Path) -> Path:
-    """A panel a norm: the log-density of a sorted value around its target."""
+    """Draw one panel per norm: the log-density of a sorted value around its target."""
     with small():
         figure, panels = pyplot().subplots(
             1, len(by_norm), figsize=(max(COLUMN, 2.4 * len(by_norm)), 2.6), squeeze=False, layout="constrained"
@@ -91,7 +91,7 @@ def draw_stationarity(by_norm: Mapping[str, Stationarity], path: Path) -> Path:
 
 
 def draw_dissimilar(data: Dissimilar, path: Path) -> Path:
-    """Stacked histograms of the channels of both images."""
+    """Draw stacked histograms of the channels of both images."""
     with small():
         figure, panels = pyplot().subplots(1, 2, figsize=(2 * COLUMN, 2.6), sharey=True, layout="constrained")
         both = torch.cat(data.channels)
@@ -101,12 +101,12 @@ def draw_dissimilar(data: Dissimilar, path: Path) -> Path:
             _stacked(axes, values, edges, without_zeros=False)
             axes.set(title=title, xlabel="value before the first ReLU")
             quiet(axes)
-        panels[0].set_ylabel("values a bin")
+        panels[0].set_ylabel("values per bin")
         return save(figure, path)
 
 
 def _stacked(axes: Any, channels: Tensor, edges: Any, *, without_zeros: bool) -> None:
-    """A stack of histograms, one a channel; neighbours differ in lightness, so that borders are seen without hue."""
+    """Stack one histogram per channel. Neighbours differ in lightness, so that borders show without hue."""
     shades = pyplot().get_cmap("cividis")(np.linspace(0, 1, len(channels)))
     order = np.arange(len(channels)).reshape(2, -1).T.flatten() if len(channels) % 2 == 0 else np.arange(len(channels))
     values = [channel[channel != 0].numpy() if without_zeros else channel.numpy() for channel in channels]

@@ -1,4 +1,4 @@
-"""Accuracy over severity, and over iterations: ours in full, the paper's faint beside it."""
+"""Accuracy over severity and over iterations, with the paper's numbers faint beside ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Cells = Mapping[tuple[str, str], Measured]
 
 
 def draw_severities(experiment: Experiment, ours: Cells, path: Path) -> Path:
-    """A panel a norm: uncorrected and corrected over severity, with standard deviations over models."""
+    """Draw one panel per norm: uncorrected and corrected over severity, with standard deviations over models."""
     norms = [n for n in experiment.norms if any(c.norm == n and ("5", c.label) in ours for c in experiment.columns)]
     theirs = paper(experiment.name)
     with small():
@@ -44,7 +44,7 @@ def draw_severities(experiment: Experiment, ours: Cells, path: Path) -> Path:
 
 
 def draw_iterations(experiment: Experiment, ours: Cells, path: Path) -> Path:
-    """A panel a norm: the average accuracy over the number of iterations, for four pairs of step sizes."""
+    """Draw one panel per norm: average accuracy over the number of iterations, for four pairs of step sizes."""
     norms = [norm for norm in experiment.norms if ("average", f"{norm} x0") in ours]
     theirs = paper(experiment.name)
     with small():
@@ -72,7 +72,7 @@ def draw_iterations(experiment: Experiment, ours: Cells, path: Path) -> Path:
 
 
 def _line(axes: Any, points: Mapping[int, Cell], *, aside: float = 0.0, **look: Any) -> None:
-    """A curve with error bars, `aside` so that those of several do not hide each other."""
+    """Draw a curve with error bars, shifted by `aside` so that several stay visible."""
     spreads = [cell.spread or 0.0 for cell in points.values()]
     values = [cell.value for cell in points.values()]
     axes.errorbar(
@@ -96,7 +96,7 @@ def _look(label: str, norm: str) -> dict[str, Any]:
 
 
 def _legend(label: str) -> str:
-    """Words for a column.
+    """Return the legend of a column.
 
     >>> _legend("bn"), _legend("bn (c, match)"), _legend("bn (c) without")
     ('uncorrected', 'corrected, match', 'corrected, without sparsity')

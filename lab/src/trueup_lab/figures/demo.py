@@ -1,4 +1,4 @@
-"""The demonstration's picture."""
+"""The figure of the demonstration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOKS = {
 
 
 def draw_demo(result: Result, path: str | os.PathLike[str]) -> None:
-    """One line a corruption: an example, and the accuracy as trained and by each rule, mean over the severities."""
+    """Draw one line per corruption: an example image, and the mean accuracy as trained and with each rule."""
     plt = pyplot()
     names = sorted(
         {row.corruption for row in result.corrupted}, key=lambda n: result.mean(corruption=n).gain("evidence")
@@ -29,7 +29,7 @@ def draw_demo(result: Result, path: str | os.PathLike[str]) -> None:
     for y, (name, row) in enumerate(zip(names, rows, strict=True)):
         values = row.accuracy.values()
         axes.plot([min(values), max(values)], [y, y], color="#BBBBBB", linewidth=2, zorder=1)
-        for which, look in LOOKS.items():  # the ring is wide enough to be seen around the others
+        for which, look in LOOKS.items():  # the ring is wide enough to show around the others
             axes.scatter(row.accuracy[which], y, zorder=2, **look | {"label": "" if y else look["label"]})
         for column, rule in enumerate(RULES):
             axes.text(
@@ -47,7 +47,7 @@ def draw_demo(result: Result, path: str | os.PathLike[str]) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=9, borderaxespad=0.2)
     axes.text(1.11, 1.02, "gain", transform=axes.transAxes, ha="center", va="bottom", fontsize=9)
     severities = ", ".join(str(severity) for severity in sorted({row.severity for row in result.corrupted}))
-    axes.set_xlabel(f"accuracy in %, {result.images} digits a point, mean over severities {severities}")
+    axes.set_xlabel(f"accuracy in %, {result.images} digits per point, mean over severities {severities}")
     axes.set_xlim(max(0, min(min(row.accuracy.values()) for row in rows) - 5), 102)
     quiet(axes, grid="x")
     axes.spines["left"].set_visible(False)

@@ -1,4 +1,4 @@
-"""What each method gains over the uncorrected model, on corrupted images and on clean ones."""
+"""Gain of each method over the uncorrected model, on corrupted and on clean images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trueup_lab.figures.style import BLUE, COLUMN, GREY, NAMES, ORANGE, pyplot, 
 
 
 def draw_gains(experiment: Experiment, rows: Sequence[Row], path: Path) -> Path | None:
-    """A panel a model, a line a method: gains on clean and on corrupted images, with deviations over models."""
+    """Draw one panel per norm and one line per method: gains on clean and corrupted images, with deviations."""
     panels = {}
     for norm in experiment.norms:
         plain, *others = (column for column in experiment.columns if column.norm == norm)

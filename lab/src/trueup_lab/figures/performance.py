@@ -1,4 +1,4 @@
-"""What the correction costs over the number of activations."""
+"""Cost of the correction over the number of activations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trueup_lab.performance import Row
 
 
 def draw_scaling(rows: Sequence[Row], path: Path) -> Path:
-    """Two panels: time over activations a row, and over rows; the histogram, the sort, and a copy of the tensor."""
+    """Draw time over activations per row, and over rows: by histogram, by sorting, and for a copy of the tensor."""
     rows = [row for row in rows if row.case == "scaling"]
     with small():
         figure, panels = pyplot().subplots(1, 2, figsize=(2 * COLUMN, 2.7), layout="constrained")
@@ -23,7 +23,7 @@ def draw_scaling(rows: Sequence[Row], path: Path) -> Path:
             axes.plot(*zip(*copies, strict=True), color=GREY, linestyle="--", label="copy")
             axes.set(xscale="log", yscale="log")
             quiet(axes)
-        panels[0].set(xlabel="activations a row (4 rows)", ylabel="milliseconds")
+        panels[0].set(xlabel="activations per row (4 rows)", ylabel="milliseconds")
         panels[1].set(xlabel="rows (16,384 activations each)")
         panels[0].legend(frameon=False)
         return save(figure, path)

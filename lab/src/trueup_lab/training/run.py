@@ -63,7 +63,7 @@ class Choices:
         return Record(
             self.set,
             self.norm,
-            channels=chosen.channels,
+            channels=chosen.image_channels,
             classes=chosen.classes,
             shortcut=self.shortcut,
             groups=self.groups,

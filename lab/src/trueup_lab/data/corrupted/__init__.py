@@ -1,8 +1,7 @@
-"""Corrupted test sets: read as published where they are there, else made from the clean set."""
+"""Corrupted test sets: read from the data root, or else generated from the clean set."""
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -14,25 +13,21 @@ from trueup_lab.data.corrupted.arrays import Origin
 from trueup_lab.data.corrupted.folders import ImageNetC, imagenet_c
 from trueup_lab.data.corruptions import check, corrupt
 from trueup_lab.data.images import Images
+from trueup_lab.data.root import DataRoot
 
 __all__ = ["Corrupted", "ImageNetC", "Origin", "clean", "imagenet_c", "load"]
 
 
 class Corrupted(NamedTuple):
-    """A corrupted test set, or a part of it, and where it comes from."""
+    """A corrupted test set, or a part of it, and its origin."""
 
-    images: Tensor  # (N, C, H, W) uint8; a view of the file, read when it is looked at
+    images: Tensor  # (N, C, H, W) uint8; a view of the file, read on access
     labels: Tensor  # (N,) int64
     origin: Origin
 
     def __len__(self) -> int:
-        """The number of images (not of fields)."""
+        """Return the number of images (not of fields)."""
         return self.images.shape[0]
-
-    @property
-    def data(self) -> Images:
-        """The images and labels alone."""
-        return Images(self.images, self.labels)
 
 
 def load(
@@ -40,19 +35,19 @@ def load(
     name: str,
     severity: int | None = None,
     *,
-    root: str | os.PathLike[str] | None = None,
+    root: DataRoot = None,
     origin: Origin | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Corrupted:
-    """The 10,000 test images of `family` under the corruption `name`, on the CPU.
+    """Load the 10,000 test images of `family` under the corruption `name`, on the CPU.
 
-    Arrays under the data root are memory-mapped; whether they are `published` or `generated` their manifest
-    says (see `trueup data make`). Where there are none, the clean set is corrupted here and now, on `device`,
-    with `seed`. `origin` asks for one of the two and nothing else. (ImageNet-C: `imagenet_c`.)
+    Arrays under the data root are memory-mapped; files listed in a manifest of `trueup data make` are `generated`,
+    others `published`. If there are none, the clean set is corrupted on `device` with `seed`. `origin` restricts the
+    choice to one of the two. For ImageNet-C use `imagenet_c`.
     """
     if family == "imagenet-c":
-        raise ValueError("imagenet-c is too large to load at once; iterate over imagenet_c(name, severity)")
+        raise ValueError("family='imagenet-c' does not fit into memory; iterate over imagenet_c(name, severity)")
     chosen = check(family, name, severity)
     found = arrays.read(family, name, chosen, root)
     if found is not None and origin in (None, found[1]):
@@ -64,9 +59,9 @@ def load(
     return Corrupted(made.cpu(), source.labels, "generated")
 
 
-def clean(family: str, root: str | os.PathLike[str] | None = None) -> Images:
-    """The test set that `family` is made of."""
+def clean(family: str, root: DataRoot = None) -> Images:
+    """Load the clean test set that `family` is made from."""
     readers = {"mnist-c": mnist.load, "cifar10-c": cifar10.load}
     if family not in readers:
-        raise ValueError(f"{family!r} is made of no set that fits into memory; {', '.join(readers)} are")
+        raise ValueError(f"family={family!r} has no clean set that fits into memory; expected {', '.join(readers)}")
     return readers[family]("test", root)

@@ -1,14 +1,13 @@
-"""The published arrays of MNIST-C and CIFAR-10-C: where they lie, and reading them without loading them.
+"""The arrays of MNIST-C and CIFAR-10-C, memory-mapped from their published layout.
 
-MNIST-C: `MNIST-C/<corruption>/test_images.npy` (10000, 28, 28, 1) and `test_labels.npy`, as in the archive
-(whose own folder is called `mnist_c`); `images.npy` and `labels.npy` are read as well.
-CIFAR-10-C: `CIFAR-10-C/<corruption>.npy` (50000, 32, 32, 3), the five severities one after another, and
-`labels.npy` (50000,).
+MNIST-C: `MNIST-C/<corruption>/test_images.npy` (10000, 28, 28, 1) and `test_labels.npy`, as in the archive (whose own
+folder is called `mnist_c`); `images.npy` and `labels.npy` are accepted too.
+CIFAR-10-C: `CIFAR-10-C/<corruption>.npy` (50000, 32, 32, 3), the five severities one after another, and `labels.npy`
+(50000,).
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -18,25 +17,24 @@ import torch
 from trueup_lab.data.corrupted.manifest import Manifest
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.images import Images
-from trueup_lab.data.root import MissingDataError, data_root
+from trueup_lab.data.root import DataRoot, MissingDataError, data_root
 
 Origin = Literal["published", "generated"]
 
 FOLDERS = {"mnist-c": ("MNIST-C", "mnist_c"), "cifar10-c": ("CIFAR-10-C",), "imagenet-c": ("ImageNet-C",)}
 _NAMES = {"mnist-c": (("test_images.npy", "test_labels.npy"), ("images.npy", "labels.npy"))}
 _SEVERITIES = 5
+_AGAIN = "Delete it, then get it again with `trueup data get`, or make it with `trueup data make`"
 
 
-def folder(family: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of `family` under the data root: the one that is there, else where it would be made."""
+def folder(family: str, root: DataRoot = None) -> Path:
+    """Return the folder of `family` under the data root: an existing one, else where it would be made."""
     candidates = [data_root(root) / name for name in FOLDERS[family]]
     return next((path for path in candidates if path.is_dir()), candidates[0])
 
 
-def read(
-    family: str, name: str, severity: int, root: str | os.PathLike[str] | None = None
-) -> tuple[Images, Origin] | None:
-    """The images and labels of one corruption (`severity` 0 where it has none); None where not there."""
+def read(family: str, name: str, severity: int, root: DataRoot = None) -> tuple[Images, Origin] | None:
+    """Read the images and labels of one corruption (`severity` 0 if it has none). None if there are no files."""
     top = folder(family, root)
     files = _files(family, top, name, severity)
     if files is None:
@@ -47,14 +45,10 @@ def read(
         images = images[..., None]
     if images.dtype != np.uint8 or images.shape[1:] != (size, size, channels):
         raise ValueError(
-            f"{files[0]} holds {images.dtype} {images.shape}; wanted uint8 (N, {size}, {size}, {channels}). "
-            "Delete it and get or make it again"
+            f"{files[0]} holds {images.dtype} {images.shape}; expected uint8 (N, {size}, {size}, {channels}). {_AGAIN}"
         )
     if labels.shape != (len(images),):
-        raise ValueError(
-            f"{files[1]} holds {labels.shape} labels for the {len(images)} images of {files[0]}; "
-            "delete both and get or make them again"
-        )
+        raise ValueError(f"{files[1]} holds {labels.shape} labels for the {len(images)} images of {files[0]}. {_AGAIN}")
     if family == "cifar10-c":
         images, labels = _of_severity(files, images, labels, severity)
     listed = str(files[0].relative_to(top)) in Manifest.read(top).files
@@ -62,17 +56,17 @@ def read(
     return Images(pixels, torch.from_numpy(labels.astype(np.int64))), "generated" if listed else "published"
 
 
-def missing(family: str, name: str, severity: int, root: str | os.PathLike[str] | None) -> MissingDataError:
-    """The error that says that a published set is not there."""
+def missing(family: str, name: str, severity: int, root: DataRoot) -> MissingDataError:
+    """Return the error for a published set that is missing."""
     if severity != FAMILIES[family].published.get(name, severity):
         only = FAMILIES[family].published[name]
         return MissingDataError(
             f"{name} of {family} is published at severity {only} only, not at {severity}; "
-            "leave the severity out, or take origin='generated'"
+            "pass severity=None, or origin='generated'"
         )
     return MissingDataError(
         f"no published {name} of {family} in {folder(family, root)}; get it with `trueup data get {family}`, "
-        "or take origin='generated'"
+        "or pass origin='generated'"
     )
 
 
@@ -90,11 +84,11 @@ def _files(family: str, top: Path, name: str, severity: int) -> tuple[Path, Path
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """The array in a file, mapped: copied on write, for torch wants arrays that it could write to."""
+    """Memory-map an array, copy on write because torch wants writable arrays."""
     try:
         array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
     except ValueError as error:
-        raise ValueError(f"{path} is broken ({error}); delete it and get or make it again") from error
+        raise ValueError(f"{path} is broken ({error}). {_AGAIN}") from error
     return array
 
 
@@ -105,8 +99,7 @@ def _of_severity(
     each = np.asarray(labels[: count * _SEVERITIES]).reshape(_SEVERITIES, count)
     if rest or not (each == each[0]).all():
         raise ValueError(
-            f"{files[1]} does not repeat the same labels for each of five severities, as CIFAR-10-C's does; "
-            "delete it and get or make it again"
+            f"{files[1]} does not repeat the same labels for each of five severities, as CIFAR-10-C does. {_AGAIN}"
         )
     part = slice((severity - 1) * count, severity * count)
     return images[part], labels[part]

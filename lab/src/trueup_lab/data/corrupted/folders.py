@@ -1,6 +1,6 @@
-"""ImageNet-C: the published folders, or made image by image from a clean one.
+"""ImageNet-C: read from folders in the published layout, or generated image by image from clean ones.
 
-Published: `ImageNet-C/<group>/<corruption>/<severity>/<synset>/*.JPEG`, 224 x 224; the folder of the group
+The layout is `ImageNet-C/<group>/<corruption>/<severity>/<synset>/*.JPEG`, 224 x 224; the folder of the group
 (`noise`, `blur`, `weather`, `digital`, `extra`) may be left out.
 """
 
@@ -19,7 +19,7 @@ from trueup_lab.data.corrupted.manifest import Manifest
 from trueup_lab.data.corruptions import check, corrupt
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import Images
-from trueup_lab.data.root import MissingDataError, data_root
+from trueup_lab.data.root import DataRoot, MissingDataError, data_root
 
 GROUPS = {
     "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
@@ -29,14 +29,14 @@ GROUPS = {
     "extra": ("speckle_noise", "gaussian_blur", "spatter", "saturate"),
 }
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
-CLEAN = ("imagenet/val", "ImageNet/val", "val", "imagenet_val_1k/val")  # where clean images are looked for
+CLEAN = ("imagenet/val", "ImageNet/val", "val", "imagenet_val_1k/val")  # candidates for the clean images
 
 
 class ImageNetC(Dataset[tuple[Tensor, int]]):
-    """ImageNet's validation images under one corruption; item i: (uint8 (3, 224, 224), label).
+    """ImageNet's validation images under one corruption. Item i is (uint8 (3, 224, 224), label).
 
-    From a clean folder (`seed` given), an image is cropped (short side to 256, the middle 224) and corrupted
-    when it is asked for; `batches` does so for many at a time, on any device.
+    If `seed` is given, `source` holds clean images: each is cropped (short side to 256, the middle 224) and corrupted
+    on access, and `batches` does so for many at a time, on any device.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ImageNetC(Dataset[tuple[Tensor, int]]):
         severity: int,
         origin: Origin,
         seed: int | None = None,
-        root: str | os.PathLike[str] | None = None,
+        root: DataRoot = None,
     ) -> None:
         check("imagenet-c", name, severity)
         self.source, self.name, self.severity = source, name, severity
@@ -60,7 +60,7 @@ class ImageNetC(Dataset[tuple[Tensor, int]]):
         return self.corrupted(pixels[None], [index])[0], label
 
     def batches(self, size: int, device: torch.device | str = "cpu") -> Iterator[Images]:
-        """All images in order, `size` at a time, on `device`."""
+        """Yield all images in order, `size` at a time, on `device`."""
         first = 0
         for clean in self.source.batches(size):
             numbers = list(range(first, first + len(clean)))
@@ -68,7 +68,7 @@ class ImageNetC(Dataset[tuple[Tensor, int]]):
             first += len(clean)
 
     def corrupted(self, images: Tensor, numbers: list[int]) -> Tensor:
-        """The images `numbers` of the set as they are to be seen, given as they were read."""
+        """Corrupt the images `numbers` of the set, unless they were read corrupted."""
         if self.seed is None:
             return images
         return corrupt(
@@ -86,44 +86,44 @@ def imagenet_c(
     name: str,
     severity: int,
     *,
-    root: str | os.PathLike[str] | None = None,
+    root: DataRoot = None,
     clean: str | os.PathLike[str] | None = None,
     origin: Origin | None = None,
     seed: int = 0,
 ) -> ImageNetC:
-    """One corruption of ImageNet-C: from its folder where that is there, else from the clean images.
+    """Open one corruption of ImageNet-C: from its folder if that exists, else generated from the clean images.
 
-    `clean` is a folder `<synset>/*.JPEG`; if not given, it is looked for under the data root. `origin` asks
-    for `published` or `generated` images and nothing else.
+    `clean` is a folder `<synset>/*.JPEG`, by default one under the data root. `origin` restricts the choice to
+    `published` or `generated` images.
     """
     check("imagenet-c", name, severity)
     top = folder("imagenet-c", root)
     unit = Path(GROUP_OF[name], name, str(severity))
     for inner in (unit, unit.relative_to(GROUP_OF[name])):
         if (top / inner).is_dir():
-            # A folder that is being made is not listed yet, and not read.
+            # An unfinished folder is not listed yet, and not read.
             found: Origin = "generated" if str(inner) in Manifest.read(top).files else "published"
             if origin in (None, found) and not (top / inner / UNFINISHED).exists():
                 return ImageNetC(ImageFolder(top / inner, Crop(224, 224)), name, severity, found)
     if origin == "published":
         raise MissingDataError(
             f"no published {name} of severity {severity} at {top / unit}; "
-            "get it with `trueup data get imagenet-c`, or take origin='generated'"
+            "get it with `trueup data get imagenet-c`, or pass origin='generated'"
         )
     source = ImageFolder(clean if clean is not None else clean_folder(root), Crop(224, 256))
     return ImageNetC(source, name, severity, "generated", seed, root)
 
 
 UNFINISHED = ".unfinished"
-"""The file that marks a folder of images that is being made."""
+"""Name of the file that marks an unfinished folder of generated images."""
 
 
-def clean_folder(root: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of ImageNet's clean validation images under the data root."""
+def clean_folder(root: DataRoot = None) -> Path:
+    """Find the folder of ImageNet's clean validation images under the data root."""
     for place in CLEAN:
         if (data_root(root) / place).is_dir():
             return data_root(root) / place
     raise MissingDataError(
         f"no clean ImageNet images under {data_root(root)} (looked for {', '.join(CLEAN)}); put the "
-        "validation images there as <synset>/*.JPEG, or name their folder"
+        "validation images there as <synset>/*.JPEG, or pass their folder as clean="
     )

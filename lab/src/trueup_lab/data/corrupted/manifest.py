@@ -1,4 +1,4 @@
-"""The manifest of a generated set: which files we made, with what, and their checksums."""
+"""The manifest of a generated set: its files, how they were generated, and their checksums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "trueup-manifest.json"
 
 @dataclass(frozen=True)
 class Made:
-    """One file, or one folder of images, that was made here; while it is being made, it has no checksum."""
+    """A generated file, or folder of images. While it is being written, `sha256` is empty."""
 
     sha256: str
     bytes: int
@@ -23,20 +23,20 @@ class Made:
     constants: list[list[float]]
 
     def same_recipe(self, other: Made) -> bool:
-        """Whether both were made from the same generator, seed and constants."""
+        """Whether both have the same generator version, seed and constants."""
         return (self.generator, self.seed, self.constants) == (other.generator, other.seed, other.constants)
 
 
 @dataclass
 class Manifest:
-    """What a folder's manifest says; empty where there is none."""
+    """Manifest of a folder; empty if the folder has none."""
 
     folder: Path
     files: dict[str, Made] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of `folder`."""
+        """Read the manifest of `folder`."""
         path = folder / NAME
         if not path.exists():
             return cls(folder)
@@ -44,10 +44,10 @@ class Manifest:
             content = json.loads(path.read_text())
             return cls(folder, {name: Made(**made) for name, made in content["files"].items()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no manifest of ours ({error}); delete it and make the set again") from error
+            raise ValueError(f"{path} is not a manifest of trueup ({error}); delete it and try again") from error
 
     def write(self) -> None:
-        """Put it on the disk, whole or not at all."""
+        """Write the manifest atomically."""
         content = {
             "origin": "generated",
             "by": "trueup data make",
@@ -56,7 +56,7 @@ class Manifest:
         write_atomically(self.folder / NAME, (json.dumps(content, indent=1) + "\n").encode())
 
     def holds(self, name: str, wanted: Made) -> bool:
-        """Whether `name` is there, whole, and made as `wanted` says (its checksum and size do not count)."""
+        """Whether `name` exists undamaged and was generated like `wanted`, whose checksum and size are ignored."""
         made = self.files.get(name)
         path = self.folder / name
         if made is None or not made.same_recipe(wanted) or not path.exists():
@@ -65,6 +65,6 @@ class Manifest:
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from trueup_lab.data.corruptions import corruptions, severities
-from trueup_lab.data.pillow import pillow
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Source = Callable[[str, int | None], Tensor]
-"""(corruption, severity) -> images (N, C, H, W) uint8; severity None for a corruption without."""
+"""(corruption, severity) -> images (N, C, H, W) uint8; the severity is None for a corruption without severities."""
 
 _MARGIN, _NAMES, _LINE = 4, 130, 14
 
 
-def contact_sheet(family: str, source: Source, *, levels: bool = True, side: int = 64) -> Image:
-    """A page: a row a corruption, a block of images a severity (or one block, without `levels`).
+def contact_sheet(family: str, source: Source, *, side: int = 64) -> Image.Image:
+    """Draw one row per corruption, with one block of images per severity.
 
-    Each image is drawn `side` pixels wide or its own width, whichever is larger.
+    Small images are enlarged by a whole factor, to at most `side` pixels.
     """
-    module = pillow("a contact sheet")
-    from PIL import ImageDraw
-
     rows = []
     for name in corruptions(family):
-        steps: tuple[int | None, ...] = severities(family, name) if levels else ()
-        rows.append((name, [_strip(source(name, step), side) for step in steps or (None,)]))
+        steps: tuple[int | None, ...] = severities(family, name) or (None,)
+        rows.append((name, [_strip(source(name, step), side) for step in steps]))
     height = max(strip.height for _, strips in rows for strip in strips) + _MARGIN
     width = max(sum(strip.width + 3 * _MARGIN for strip in strips) for _, strips in rows)
-    page: Image = module.new("RGB", (_NAMES + width, _LINE + height * len(rows)), "white")
+    page = Image.new("RGB", (_NAMES + width, _LINE + height * len(rows)), "white")
     pen = ImageDraw.Draw(page)
-    blocks = max((strips for _, strips in rows), key=len)
+    longest = max((strips for _, strips in rows), key=len)
     left = _NAMES
-    for step, strip in enumerate(blocks, 1):
-        if len(blocks) > 1:
-            pen.text((left, 1), f"severity {step}", fill="black")
+    for step, strip in enumerate(longest, 1):
+        pen.text((left, 1), f"severity {step}", fill="black")
         left += strip.width + 3 * _MARGIN
     for k, (name, strips) in enumerate(rows):
         top, left = _LINE + k * height, _NAMES
@@ -52,11 +44,11 @@ def contact_sheet(family: str, source: Source, *, levels: bool = True, side: int
     return page
 
 
-def _strip(images: Tensor, side: int) -> Image:
+def _strip(images: Tensor, side: int) -> Image.Image:
+    """Draw images side by side."""
     pixels = images.cpu().expand(-1, 3, -1, -1)
     factor = max(1, side // pixels.shape[-1])
     pixels = pixels.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
     gap = torch.full((len(pixels), 3, pixels.shape[-2], 1), 255, dtype=torch.uint8)
     joined = torch.cat(list(torch.cat((pixels, gap), -1)), -1)
-    strip: Image = pillow("a contact sheet").fromarray(np.ascontiguousarray(joined.permute(1, 2, 0).numpy()))
-    return strip
+    return Image.fromarray(np.ascontiguousarray(joined.permute(1, 2, 0).numpy()))

@@ -1,8 +1,7 @@
-"""Arithmetic that gives the same bytes whatever the batch, the thread count, the vector width or the device.
+"""Arithmetic that gives the same bytes for every batch size, thread count, vector width and device.
 
-Sums of floats depend on their order, and the order depends on all of those. So the weights of every filter
-here are multiples of 2**-16 that add up to one: on bytes, and on numbers in steps of 2**-16, each sum is then
-exact in float64, and there is only one answer.
+All of those change the order in which floats are added, and so the sum. Every filter here therefore has weights that
+are multiples of 2**-16 and add up to one: sums over bytes, and over multiples of 2**-16, are then exact in float64.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-ONE = 1 << 16  # steps to one
+ONE = 1 << 16  # weights are multiples of 1 / ONE
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Float32 matrix products without short cuts (TF32, bfloat16), whatever the user has allowed."""
+    """Compute float32 matrix products in full precision, even where the user has allowed TF32 or bfloat16."""
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     try:
@@ -31,9 +30,9 @@ def full_precision() -> Iterator[None]:
 
 
 def quantise(weights: Tensor) -> Tensor:
-    """Round rows of weights, each adding up to one, to multiples of 2**-16 that still do.
+    """Round rows of weights that add up to one to multiples of 2**-16 that still add up to one.
 
-    What rounding leaves over goes to each row's largest weight.
+    Each row's rounding error goes to its largest weight.
 
     >>> quantise(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)).sum().item()
     1.0
@@ -46,14 +45,14 @@ def quantise(weights: Tensor) -> Tensor:
 
 
 def truncated(x: Tensor) -> Tensor:
-    """Bytes as CIFAR-10-C and ImageNet-C make them: clipped, then cut.
+    """Clip and truncate to bytes, as CIFAR-10-C and ImageNet-C do.
 
-    The originals work in float64, where a value that should be a whole number is one, or is just above it;
-    the added 2**-12 does the same for float32.
+    The originals work in float64, where a value that should be an integer is one, or lies just above; adding 2**-12
+    has the same effect in float32.
     """
     return (x + 2**-12).clamp_(0, 255).to(torch.uint8)
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Bytes as MNIST-C makes them: clipped, then rounded, halves to even."""
+    """Clip and round to bytes, halves to even, as MNIST-C does."""
     return x.clamp(0, 255).round_().to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Blurs that are the same for every image: gaussian, defocus, zoom."""
+"""Defocus and zoom blur, the same for every image."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ from torch import Tensor
 from trueup_lab.data.corruptions import linear
 from trueup_lab.data.corruptions.arithmetic import ONE, quantise
 
-_DENSE = 32  # up to this size, one matrix for a whole plane is quicker than one an axis and a zoom
-
-
-def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur of bytes, edges repeated, cut at four sigma. Float64, exact."""
-    return linear.blur(x, sigma)
+_DENSE = 32  # up to this size, one matrix per plane is faster than one per axis and zoom factor
 
 
 def defocus_blur(x: Tensor, radius: float, alias_blur: float) -> Tensor:
     """Convolve bytes with a smoothed disk, mirrored at the border (the edge itself not repeated).
 
-    With running sums along the rows, a row of the disk is a difference. All sums are exact.
+    A row of the disk is a difference of two running sums. All sums are exact.
     """
     disk, smooth, rest = _disk(radius, alias_blur)
     height, width = x.shape[-2:]
-    far = len(disk) // 2  # the disk itself
+    far = len(disk) // 2
     near = len(smooth) // 2
     reach = far + near
     padded = F.pad(x.float(), (reach,) * 4, mode="reflect")
@@ -50,38 +45,38 @@ def defocus_blur(x: Tensor, radius: float, alias_blur: float) -> Tensor:
 
 
 def zoom_blur(x: Tensor, stop: float, step: float) -> Tensor:
-    """The mean of the image and its zooms by 1, 1 + step, ... below `stop`."""
-    factors = tuple(np.arange(1, stop, step).tolist())  # arange, for its rounding says whether `stop` is in
-    size = x.shape[-1]
-    if size <= _DENSE:
-        return (x.flatten(2).float() @ _all_zooms(size, factors, x.device)).view(x.shape)
+    """Average the image and its zooms by 1, 1 + step, ... below `stop`."""
+    factors = tuple(np.arange(1, stop, step).tolist())  # arange's rounding decides whether `stop` is in
+    height, width = x.shape[-2:]
+    if max(height, width) <= _DENSE:
+        return (x.flatten(2).float() @ _all_zooms(height, width, factors, x.device)).view(x.shape)
     total = x.float()
     for factor in factors:
-        matrix = linear.zoom(size, factor, x.device).float()
-        low, high, part = linear.zoom_taps(size, factor, x.device)
-        wide = x.float() @ matrix.T  # exact: a byte times a weight in steps of 2**-16, and sums of them, take 24 bits
+        matrix = linear.zoom(width, factor, x.device).float()
+        low, high, part = linear.zoom_taps(height, factor, x.device)
+        wide = x.float() @ matrix.T  # exact: sums of bytes times multiples of 2**-16 take 24 bits
         total += wide.index_select(-2, low) * (1 - part)
         total += wide.index_select(-2, high) * part
     return total / (len(factors) + 1)
 
 
 @lru_cache(maxsize=16)
-def _all_zooms(size: int, factors: tuple[float, ...], device: torch.device) -> Tensor:
-    """(pixels, pixels): all of zoom blur as one matrix, exact on bytes in float32."""
-    total = torch.eye(size * size, dtype=torch.float64)
+def _all_zooms(height: int, width: int, factors: tuple[float, ...], device: torch.device) -> Tensor:
+    """Zoom blur as one (pixels, pixels) matrix, exact on bytes in float32."""
+    cpu = torch.device("cpu")
+    total = torch.eye(height * width, dtype=torch.float64)
     for factor in factors:
-        matrix = linear.zoom(size, factor, torch.device("cpu"))
-        total += torch.kron(matrix, matrix)
+        total += torch.kron(linear.zoom(height, factor, cpu), linear.zoom(width, factor, cpu))
     return quantise(total / (len(factors) + 1)).float().T.contiguous().to(device)
 
 
 @lru_cache(maxsize=32)
 def _disk(radius: float, alias_blur: float) -> tuple[list[int], list[float], list[tuple[int, int, float]]]:
-    """A disk as half the width of each of its rows, the weights that smooth it, and where that is not all.
+    """Return the half-widths of the disk's rows, the weights that smooth it, and corrections (row, column, weight).
 
-    The originals draw the disk on a canvas 17 wide (2 r + 1 for a radius above 8) and smooth it there with
-    OpenCV, mirroring at the canvas' edge: where the disk touches that edge, a few weights are others (and the
-    sum is up to 1.013). Those come third: (row, column, difference).
+    The originals draw the disk on a canvas 17 wide (2 r + 1 for a radius above 8) and smooth it with OpenCV, which
+    mirrors at the canvas' edge. Where the disk touches that edge, a few weights differ from those of a smoothed disk,
+    and the weights add up to as much as 1.013; the corrections are these differences.
     """
     reach, width = (8, 3) if radius <= 8 else (int(radius), 5)
     far = int(radius)
@@ -89,7 +84,7 @@ def _disk(radius: float, alias_blur: float) -> tuple[list[int], list[float], lis
     taps = torch.arange(width, dtype=torch.float64) - width // 2
     bell = torch.exp(-(taps**2) / (2 * alias_blur**2))
     smooth = quantise(bell / bell.sum())
-    smooth = quantise(smooth[smooth > 2**-11].unsqueeze(0))[0]  # the fifth of 5 would be worth 0.1 grey levels
+    smooth = quantise(smooth[smooth > 2**-11].unsqueeze(0))[0]  # the outermost of 5 weighs less than 0.1 grey levels
 
     def smoothed(canvas: int, mode: str) -> Tensor:
         at = torch.arange(-canvas, canvas + 1, dtype=torch.float64)
@@ -101,6 +96,6 @@ def _disk(radius: float, alias_blur: float) -> tuple[list[int], list[float], lis
     plain = smoothed(far + near, "constant")
     theirs = smoothed(reach, "reflect")
     rest = F.pad(theirs, (far + near - reach,) * 4) - plain  # negative padding trims
-    rest = torch.where(rest.abs() < 2**-13, 0, rest * ONE).round() / ONE  # less is worth 0.05 grey levels in all
+    rest = torch.where(rest.abs() < 2**-13, 0, rest * ONE).round() / ONE  # smaller ones add up to 0.05 grey levels
     odd = [(row, col, float(rest[row, col])) for row, col in rest.nonzero().tolist()]
     return halves, smooth.tolist(), odd

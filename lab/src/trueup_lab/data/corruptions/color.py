@@ -1,4 +1,4 @@
-"""Brightness, contrast and saturation. HSV is never formed: its changes are scalings of the colour itself."""
+"""Brightness, contrast and saturation, computed in RGB: each change in HSV is a scaling of the colour."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 
 def brightness(x: Tensor, added: float) -> Tensor:
-    """Raise the value of HSV by `added`: a colour keeps its hue and saturation, so all of it scales alike."""
+    """Raise the V of HSV by `added`. Hue and saturation stay, so all channels are scaled alike."""
     value = x.amax(1, keepdim=True).float()
     raised = (value + 255 * added).clamp_(max=255)
     return torch.where(value > 0, x * (raised / value), raised)
 
 
 def contrast(x: Tensor, factor: float) -> Tensor:
-    """Move each value towards the mean of its channel."""
+    """Move each value towards its channel's mean: 1 leaves the image alone, 0 gives the mean."""
     pixels = x.shape[-2] * x.shape[-1]
     mean = x.sum((2, 3), keepdim=True).double().div_(pixels).float()
     return (x - mean) * factor + mean
 
 
 def saturate(x: Tensor, factor: float, added: float) -> Tensor:
-    """Scale the saturation of HSV and add to it. A grey pixel has hue 0, so what is added makes it red."""
+    """Scale the S of HSV by `factor` and add `added`. Grey pixels have hue 0, so `added` turns them red."""
     value = x.amax(1, keepdim=True).float()
     chroma = value - x.amin(1, keepdim=True)
     saturation = chroma / value.clamp(min=1)

@@ -1,4 +1,4 @@
-"""The three benchmarks: which corruptions each has, how it makes them and at which constants."""
+"""The three benchmarks: the corruptions of each, their functions and their constants."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from trueup_lab.data.corruptions import severities
 from trueup_lab.data.corruptions.affine import rotate, scale, shear, translate
 from trueup_lab.data.corruptions.arithmetic import rounded, truncated
-from trueup_lab.data.corruptions.blur import defocus_blur, gaussian_blur, zoom_blur
+from trueup_lab.data.corruptions.blur import defocus_blur, zoom_blur
 from trueup_lab.data.corruptions.color import brightness, contrast, saturate
+from trueup_lab.data.corruptions.constants import CIFAR10_C, IMAGENET_C, MNIST_C, MNIST_C_PUBLISHED, Levels
 from trueup_lab.data.corruptions.digital import jpeg_compression, pixelate
-from trueup_lab.data.corruptions.draws import Draws
 from trueup_lab.data.corruptions.edges import canny_edges
 from trueup_lab.data.corruptions.elastic import elastic_transform
 from trueup_lab.data.corruptions.glass import copying_glass_blur, swapping_glass_blur
+from trueup_lab.data.corruptions.linear import gaussian_blur
 from trueup_lab.data.corruptions.motion import motion_blur
 from trueup_lab.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
-from trueup_lab.data.corruptions.severities import Levels
+from trueup_lab.data.corruptions.plasma import canvas_size
+from trueup_lab.data.corruptions.rng import ImageRng
 from trueup_lab.data.corruptions.spatter import mud, water
 from trueup_lab.data.corruptions.strokes import dotted_line, stripe, zigzag
 from trueup_lab.data.corruptions.weather import fog, frost, snow
 
 Recipe = Callable[..., Tensor]
-"""(images, draws, *constants) -> bytes, or floats on the scale of bytes that the family turns into bytes."""
+"""(images, rng, *constants) -> uint8 images, or floats from 0 to 255 that the family turns into bytes."""
 
 
 @dataclass(frozen=True)
 class Family:
     """One benchmark.
 
-    `published` names the severity of corruptions that are published at one only; `scratch`, how many values
-    a corruption works on for one image, where those are more than the image's own; `textured`, which ones
-    want to know the data root for their textures.
+    Its images are `size` x `size` pixels; where `smallest` is given, any size with a short side of at least
+    `smallest` is accepted. `published` holds the severity of corruptions that are published at one severity only;
+    `scratch` gives the number of values that a corruption needs per image of some height and width, where that can
+    exceed the image's own; `textured` names the corruptions that read textures from the data root.
     """
 
     name: str
@@ -44,37 +46,44 @@ class Family:
     recipes: Mapping[str, Recipe]
     to_bytes: Callable[[Tensor], Tensor]
     published: Mapping[str, int] = field(default_factory=dict)
-    scratch: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
     textured: frozenset[str] = frozenset()
+    smallest: int | None = None
+
+    def accepts(self, height: int, width: int) -> bool:
+        """Whether images of this size can be corrupted."""
+        if self.smallest is None:
+            return (height, width) == (self.size, self.size)
+        return min(height, width) >= self.smallest
 
 
 def _fixed(function: Callable[..., Tensor]) -> Recipe:
-    """A recipe from a function that draws nothing."""
+    """Make a recipe of a function without random numbers."""
     return lambda x, _, *constants: function(x, *constants)
 
 
-def _motion(x: Tensor, draws: Draws, radius: int, sigma: float) -> Tensor:
-    return motion_blur(x, draws.fraction(0)[:, 0] * 90 - 45, radius, sigma)
+def _motion(x: Tensor, rng: ImageRng, radius: int, sigma: float) -> Tensor:
+    return motion_blur(x, rng.fraction(0)[:, 0] * 90 - 45, radius, sigma)
 
 
-def _spatter(x: Tensor, draws: Draws, *constants: float) -> Tensor:
+def _spatter(x: Tensor, rng: ImageRng, *constants: float) -> Tensor:
     *shape, muddy = constants
-    return mud(x, draws, *shape) if muddy else water(x, draws, *shape)
+    return mud(x, rng, *shape) if muddy else water(x, rng, *shape)
 
 
-def _noise(function: Callable[[Tensor, Draws, float, float], Tensor], cut: float) -> Recipe:
-    return lambda x, draws, level: function(x, draws, level, cut)
+def _noise(function: Callable[[Tensor, ImageRng, float, float], Tensor], cut: float) -> Recipe:
+    return lambda x, rng, level: function(x, rng, level, cut)
 
 
-def _colour(canvas: int, ice: float) -> dict[str, Recipe]:
-    """CIFAR-10-C's and ImageNet-C's recipes; the canvas of the fog and the scale of the frost differ."""
+def _colour(size: int, ice: float) -> dict[str, Recipe]:
+    """Return CIFAR-10-C's and ImageNet-C's recipes, with constants for images `size` wide and frost scaled by `ice`."""
     return {
         "brightness": _fixed(brightness),
         "contrast": _fixed(contrast),
         "defocus_blur": _fixed(defocus_blur),
-        "elastic_transform": elastic_transform,
-        "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas=canvas),
-        "frost": lambda x, draws, *constants, root: frost(x, draws, *constants, scale=ice, root=root),
+        "elastic_transform": lambda x, rng, *constants: elastic_transform(x, rng, *constants, side=size),
+        "fog": fog,
+        "frost": lambda x, rng, *constants, root: frost(x, rng, *constants, scale=ice, root=root),
         "gaussian_blur": _fixed(gaussian_blur),
         "gaussian_noise": _noise(gaussian_noise, 1.0),
         "glass_blur": copying_glass_blur,
@@ -100,10 +109,10 @@ _GREY: dict[str, Recipe] = {
     "shear": shear,
     "scale": scale,
     "rotate": rotate,
-    "brightness": _fixed(lambda x, added: x + 255 * added),  # a grey pixel's value in HSV is its grey
+    "brightness": _fixed(lambda x, added: x + 255 * added),  # the V of HSV is a grey pixel's own value
     "translate": translate,
     "stripe": _fixed(stripe),
-    "fog": lambda x, draws, *constants: fog(x, draws, *constants, canvas=256),
+    "fog": lambda x, rng, *constants: fog(x, rng, *constants, canvas=256),
     "spatter": mud,
     "dotted_line": dotted_line,
     "zigzag": zigzag,
@@ -117,18 +126,18 @@ FAMILIES: dict[str, Family] = {
             "mnist-c",
             channels=1,
             size=28,
-            levels=severities.MNIST_C,
+            levels=MNIST_C,
             recipes=_GREY,
             to_bytes=rounded,
-            published=severities.MNIST_C_PUBLISHED,
-            scratch={"fog": 256 * 256},
+            published=MNIST_C_PUBLISHED,
+            scratch={"fog": lambda *_: 256 * 256},
         ),
         Family(
             "cifar10-c",
             channels=3,
             size=32,
-            levels=severities.CIFAR10_C,
-            recipes=_colour(canvas=32, ice=0.2),
+            levels=CIFAR10_C,
+            recipes=_colour(size=32, ice=0.2),
             to_bytes=truncated,
             textured=frozenset({"frost"}),
         ),
@@ -136,9 +145,11 @@ FAMILIES: dict[str, Family] = {
             "imagenet-c",
             channels=3,
             size=224,
-            levels=severities.IMAGENET_C,
-            recipes=_colour(canvas=256, ice=1.0),
+            levels=IMAGENET_C,
+            recipes=_colour(size=224, ice=1.0),
             to_bytes=truncated,
+            scratch={"fog": lambda height, width: canvas_size(height, width) ** 2},
+            smallest=32,
             textured=frozenset({"frost"}),
         ),
     )

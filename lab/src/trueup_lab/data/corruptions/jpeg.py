@@ -1,9 +1,8 @@
-"""JPEG, there and back, for whole batches on any device: the very bytes that libjpeg (and so Pillow) gives.
+"""JPEG compression and decompression of batches on any device, with exactly the bytes of libjpeg, and so of Pillow.
 
-Baseline JPEG loses nothing after quantisation, so no file is formed. What is left is arithmetic on whole
-numbers, done here as in libjpeg: its fixed-point colour conversion, its "islow" cosine transform, its
-triangle filter for chroma. Each step is a linear map of integers and a rounded shift; float64 holds all of
-them exactly, in any order of adding.
+Entropy coding is lossless, so no file is written. The rest is integer arithmetic, as in libjpeg: its fixed-point colour
+conversion, its "islow" cosine transform and its triangle filter for chroma. Each step is a linear map of integers and a
+rounded shift, which float64 holds exactly in any order of addition.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# ITU T.81, annex K: the tables that quality 50 means
+# ITU T.81, annex K: the quantisation tables of quality 50
 _LUMA = """
     16 11 10 16 24 40 51 61  12 12 14 19 26 58 60 55  14 13 16 24 40 57 69 56  14 17 22 29 51 87 80 62
     18 22 37 56 68 109 103 77  24 35 55 64 81 104 113 92  49 64 78 87 103 121 120 101  72 92 95 98 112 100 103 99
@@ -26,11 +25,23 @@ _CHROMA = """
 
 
 def through_jpeg(x: Tensor, quality: int) -> Tensor:
-    """Encode and decode RGB images (N, 3, H, W) uint8 at `quality`, chroma halved; H and W multiples of 16."""
+    """Encode and decode RGB images (N, 3, H, W) uint8 at `quality`, with chroma at half the resolution.
+
+    Like libjpeg, the encoder fills blocks by repeating the last row and column, and the decoder enlarges chroma
+    from the pixels inside the image only.
+    """
+    height, width = x.shape[-2:]
     luma, blueness, redness = _to_ycc(x)
     steps = _table(_CHROMA, quality, x.device)
-    y = _coded(luma, _table(_LUMA, quality, x.device))
-    cb, cr = (_doubled(_coded(_halved(plane), steps)) - 128 for plane in (blueness, redness))
+    y = _coded(_padded(luma, 8, 8), _table(_LUMA, quality, x.device))[:, :height, :width]
+
+    def coded_chroma(plane: Tensor) -> Tensor:
+        # columns are repeated before halving, rows after it
+        small = _padded(_halved(_padded(plane, 2, 16)), 8, 8)
+        inside = _coded(small, steps)[:, : (height + 1) // 2, : (width + 1) // 2]
+        return _doubled(inside)[:, :height, :width] - 128
+
+    cb, cr = coded_chroma(blueness), coded_chroma(redness)
     # FIX(v) of libjpeg is v * 2**16, rounded
     r = y + _shifted(91881 * cr + 2**15, 16)
     g = y + _shifted(-22554 * cb - 46802 * cr + 2**15, 16)
@@ -48,8 +59,14 @@ def _to_ycc(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def _padded(plane: Tensor, rows: int, cols: int) -> Tensor:
+    """Repeat the last row and column until the height is a multiple of `rows` and the width of `cols`."""
+    height, width = plane.shape[-2:]
+    return F.pad(plane, (0, -width % cols, 0, -height % rows), mode="replicate")
+
+
 def _coded(plane: Tensor, table: Tensor) -> Tensor:
-    """Cosine transform of 8 x 8 blocks, quantisation, and back. `plane` (N, H, W), whole numbers 0 to 255."""
+    """Transform 8 x 8 blocks, quantise, and transform back. `plane` (N, H, W) holds integers 0 to 255."""
     count, height, width = plane.shape
     matrix = _cosines(plane.device)
     steps = table.repeat(1, width // 8)
@@ -62,7 +79,7 @@ def _coded(plane: Tensor, table: Tensor) -> Tensor:
 
 
 def _halved(plane: Tensor) -> Tensor:
-    """The mean of 2 x 2 pixels, rounded down and up in turn."""
+    """Average 2 x 2 pixels, rounding halves down and up in turn."""
     rows = plane[:, ::2] + plane[:, 1::2]
     total = rows[..., ::2] + rows[..., 1::2]
     bias = 1 + torch.arange(total.shape[-1], device=plane.device) % 2
@@ -70,7 +87,7 @@ def _halved(plane: Tensor) -> Tensor:
 
 
 def _doubled(plane: Tensor) -> Tensor:
-    """Twice the size: a pixel is 9/16 of the nearest, 3/16 of two, 1/16 of the fourth; edges repeated."""
+    """Double the size: 9/16 of the nearest pixel, 3/16 of two others, 1/16 of the fourth; edges repeated."""
     count, height, width = plane.shape
     tall = F.pad(plane.unsqueeze(1), (0, 0, 1, 1), mode="replicate")[:, 0]
     pairs = torch.stack((3 * plane + tall[:, :-2], 3 * plane + tall[:, 2:]), 2).view(count, 2 * height, width)
@@ -85,7 +102,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _table(base: str, quality: int, device: torch.device) -> Tensor:
-    """(8, 8) steps of quantisation."""
+    """Quantisation steps, (8, 8)."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     steps = [min(max((int(value) * scale + 50) // 100, 1), 255) for value in base.split()]
     return torch.tensor(steps, dtype=torch.float64, device=device).view(8, 8)
@@ -93,9 +110,9 @@ def _table(base: str, quality: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _cosines(device: torch.device) -> Tensor:
-    """(8, 8): libjpeg's islow transform (Loeffler, Ligtenberg and Moschytz, 1989) times 2**13, whole numbers.
+    """Matrix (8, 8) of libjpeg's islow transform (Loeffler, Ligtenberg and Moschytz, 1989) times 2**13, in integers.
 
-    Its butterflies, put through unit vectors.
+    It is the butterflies' result for the unit vectors.
     """
     x0, x1, x2, x3, x4, x5, x6, x7 = torch.eye(8, dtype=torch.float64).unbind(0)
     even = x0 + x7, x1 + x6, x2 + x5, x3 + x4

@@ -1,4 +1,4 @@
-"""Blurs and zooms along the axes of an image, as matrices: borders and sampling grids are in the matrix."""
+"""Separable blurs and zooms as matrices, one per axis, which contain borders and sampling grids."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from torch import Tensor
 
 from trueup_lab.data.corruptions.arithmetic import ONE, quantise
 
-_SMALL = 64  # planes up to this size are blurred by matrices on a CPU too
+_SMALL = 64  # planes up to this size are blurred with matrices on a CPU too
 
 
-def separable(x: Tensor, matrix: Tensor) -> Tensor:
-    """`matrix @ x @ matrix.T` for every plane of `x` (..., n, n), in float64.
+def separable(x: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """Return `down @ x @ across.T` for every plane of `x` (..., height, width), in float64.
 
-    Exact, and so independent of the batch, where `x` is bytes or in steps of 2**-16.
+    The result is exact, and so independent of the batch, where `x` holds bytes or multiples of 2**-16.
     """
-    return matrix @ (x.double() @ matrix.T)
+    return down @ (x.double() @ across.T)
 
 
-def blur(x: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur of planes, bytes or in steps of 2**-16: edges repeated, cut at four sigma. Exact.
+def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
+    """Blur planes of bytes, or of multiples of 2**-16, exactly: edges repeated, cut at four sigma. Float64.
 
-    Large planes on a CPU are shifted and added, a copy a weight; else two matrices. The numbers are the same.
+    On a CPU, large planes are shifted and added, once per weight; others take two matrices, with the same result.
     """
     height, width = x.shape[-2:]
-    if x.is_cuda or width <= _SMALL:
-        return separable(x, gaussian(width, sigma, x.device))
+    if x.is_cuda or max(height, width) <= _SMALL:
+        return separable(x, gaussian(height, sigma, x.device), gaussian(width, sigma, x.device))
     taps = gaussian_taps(sigma, 4.0)
     reach = len(taps) // 2
     weights = taps.tolist()
-    # bytes times weights, and sums of those, take 24 bits: exact in float32, along the first axis
+    # sums of bytes times weights take 24 bits: exact in float32 along the first axis
     padded = F.pad(x.float() if x.dtype == torch.uint8 else x.double(), (reach,) * 4, mode="replicate")
     return along(along(padded, weights, -1, width).double(), weights, -2, height)
 
 
 def along(x: Tensor, weights: list[float], dim: int, size: int) -> Tensor:
-    """The weighted sum of the windows of length `size` of `x` along `dim`."""
+    """Return the weighted sum of the windows of length `size` of `x` along `dim`."""
     total = x.narrow(dim, 0, size) * weights[0]
     for start, weight in enumerate(weights[1:], 1):
         total.add_(x.narrow(dim, start, size), alpha=weight)
@@ -51,7 +51,7 @@ def along(x: Tensor, weights: list[float], dim: int, size: int) -> Tensor:
 def gaussian(
     size: int, sigma: float, device: torch.device, *, border: str = "nearest", truncate: float = 4.0
 ) -> Tensor:
-    """The (size, size) matrix of `scipy.ndimage.gaussian_filter1d` with the same border and truncation.
+    """Return the (size, size) matrix of `scipy.ndimage.gaussian_filter1d` with the same border and truncation.
 
     >>> gaussian(4, 1.0, torch.device("cpu")).sum(1).tolist()
     [1.0, 1.0, 1.0, 1.0]
@@ -64,7 +64,7 @@ def gaussian(
 
 @lru_cache(maxsize=64)
 def gaussian_taps(sigma: float, truncate: float) -> Tensor:
-    """The weights of `scipy.ndimage.gaussian_filter1d`, in steps of 2**-16; one weight for a sigma of 0."""
+    """Weights of `scipy.ndimage.gaussian_filter1d` as multiples of 2**-16; a single weight for a sigma of 0."""
     radius = int(truncate * sigma + 0.5)
     at = torch.arange(-radius, radius + 1, dtype=torch.float64)
     weights = torch.exp(-0.5 * (at / sigma) ** 2) if radius else torch.ones(1, dtype=torch.float64)
@@ -73,10 +73,10 @@ def gaussian_taps(sigma: float, truncate: float) -> Tensor:
 
 @lru_cache(maxsize=256)
 def zoom(size: int, factor: float, device: torch.device) -> Tensor:
-    """The (size, size) matrix that zooms into the middle by `factor`, as the originals' `clipped_zoom`.
+    """Return the (size, size) matrix that zooms into the middle by `factor`, as the originals' `clipped_zoom` does.
 
-    The middle ceil(size / factor) pixels are resampled linearly, corners on corners
-    (`scipy.ndimage.zoom(order=1)`), and what is more than `size` is cut off on both sides.
+    The middle ceil(size / factor) pixels are resampled linearly with aligned corners (`scipy.ndimage.zoom(order=1)`)
+    and trimmed to `size` on both sides.
     """
     low, high, part = zoom_taps(size, factor, torch.device("cpu"))
     matrix = torch.zeros(size, size, dtype=torch.float64)
@@ -86,7 +86,7 @@ def zoom(size: int, factor: float, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=256)
 def zoom_taps(size: int, factor: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as taps: (size,) indices of two pixels, and (size, 1) float32 the second one's weight."""
+    """Return `zoom` as taps: (size,) indices of two pixels, and the second one's weight, (size, 1) float32."""
     kept = math.ceil(size / factor)
     first = (size - kept) // 2
     grown = round(kept * factor)
@@ -103,7 +103,7 @@ def _nearest(at: Tensor, size: int) -> Tensor:
 
 
 def _reflect(at: Tensor, size: int) -> Tensor:
-    """D c b a | a b c d | d c b a, as often as it takes."""
+    """Mirror as d c b a | a b c d | d c b a, repeatedly."""
     at = at.remainder(2 * size)
     return torch.where(at < size, at, 2 * size - 1 - at)
 

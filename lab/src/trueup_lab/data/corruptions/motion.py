@@ -1,4 +1,4 @@
-"""Motion blur, as ImageMagick makes it: half a gaussian along a ray, in whole pixels."""
+"""Motion blur as in ImageMagick: half a gaussian along a ray, at whole pixels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trueup_lab.data.corruptions.arithmetic import quantise
 
 
 def motion_blur(x: Tensor, degrees: Tensor, radius: int, sigma: float) -> Tensor:
-    """Blur each image of bytes along its own angle (`degrees`, (images,) on the CPU). Rounded float32.
+    """Blur each image of bytes along its own angle (`degrees`, (images,) on the CPU). Returns rounded float32.
 
-    Tap k of 2 radius + 1 looks k pixels along the ray, rounded to whole pixels; edges are repeated.
-    Images are taken in the order of their angles: there, those that share a tap's pixel lie side by side,
-    and each tap is a few additions of slices. The sums are exact (bytes times multiples of 2**-16).
+    Tap k of 2 radius + 1 lies k pixels along the ray, rounded to a whole pixel; edges are repeated. Images are sorted
+    by angle, so that those that share a tap's offset are adjacent and each tap takes a few additions of slices. The
+    sums are exact (bytes times multiples of 2**-16).
     """
     weights = _weights(radius, sigma)
     order = degrees.argsort()
@@ -48,7 +48,7 @@ def _weights(radius: int, sigma: float) -> list[float]:
 
 
 def _offsets(degrees: Tensor, taps: int) -> tuple[np.ndarray, np.ndarray]:
-    """(images, taps) whole rows and columns of each tap."""
+    """Return the row and column offset of each tap, (images, taps) each."""
     radians = degrees.double().numpy() * (math.pi / 180)
     along = np.arange(taps)
     rows = np.ceil(np.sin(radians)[:, None] * along - 0.5).astype(np.int64)
@@ -57,7 +57,7 @@ def _offsets(degrees: Tensor, taps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _runs(row: np.ndarray, col: np.ndarray) -> list[tuple[int, int]]:
-    """First and last (exclusive) of each run of images with the same offset."""
+    """Return the start and end of each run of images with the same offset."""
     change = np.flatnonzero((np.diff(row) != 0) | (np.diff(col) != 0)) + 1
     edges = [0, *change.tolist(), len(row)]
     return list(pairwise(edges))

@@ -1,7 +1,7 @@
-"""Noise that treats each value on its own: gaussian, shot, impulse, speckle.
+"""Noise that is independent per value: gaussian, shot, impulse, speckle.
 
-Each is one 256 x 256 table: row v holds the probabilities of the 256 bytes that v may become. Sampling is
-Walker's alias method, one table lookup and one 32-bit draw a value, whatever the distribution.
+Each is a 256 x 256 table whose row v holds the probabilities of the 256 bytes that v may become. Sampling by Walker's
+alias method takes one table lookup and one 32-bit random number per value, for every distribution.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup_lab.data.corruptions.draws import Draws
+from trueup_lab.data.corruptions.rng import ImageRng
 
 GREYS = torch.arange(256, dtype=torch.float64)
 
 
-def gaussian_noise(x: Tensor, draws: Draws, scale: float, cut: float) -> Tensor:
+def gaussian_noise(x: Tensor, rng: ImageRng, scale: float, cut: float) -> Tensor:
     """Add normal noise of standard deviation `scale` times the white level.
 
     `cut` is the lowest value that still becomes byte 1: 1 where bytes are truncated, 1/2 where rounded.
     """
-    return _sample(x, draws, _gaussian, scale, cut)
+    return _sample(x, rng, _gaussian, scale, cut)
 
 
-def speckle_noise(x: Tensor, draws: Draws, scale: float, cut: float) -> Tensor:
+def speckle_noise(x: Tensor, rng: ImageRng, scale: float, cut: float) -> Tensor:
     """Add normal noise of standard deviation `scale` times the value itself."""
-    return _sample(x, draws, _speckle, scale, cut)
+    return _sample(x, rng, _speckle, scale, cut)
 
 
-def shot_noise(x: Tensor, draws: Draws, photons: float, cut: float) -> Tensor:
-    """Poisson noise: white is `photons` photons on average."""
-    return _sample(x, draws, _shot, photons, cut)
+def shot_noise(x: Tensor, rng: ImageRng, photons: float, cut: float) -> Tensor:
+    """Apply Poisson noise: white is `photons` photons on average."""
+    return _sample(x, rng, _shot, photons, cut)
 
 
-def impulse_noise(x: Tensor, draws: Draws, amount: float, cut: float) -> Tensor:
-    """Salt and pepper: a value becomes black or white, either with probability `amount` / 2."""
-    return _sample(x, draws, _impulse, amount, cut)
+def impulse_noise(x: Tensor, rng: ImageRng, amount: float, cut: float) -> Tensor:
+    """Turn values black or white, each with probability `amount` / 2 (salt and pepper)."""
+    return _sample(x, rng, _impulse, amount, cut)
 
 
 def _gaussian(scale: float, cut: float) -> Tensor:
@@ -50,15 +50,15 @@ def _speckle(scale: float, cut: float) -> Tensor:
 
 
 def _normal(deviation: Tensor, cut: float) -> Tensor:
-    edges = GREYS[:-1] + cut  # what lies below edge k becomes at most byte k
-    # nothing happens to a value without noise, hence the floor
+    edges = GREYS[:-1] + cut  # values below edge k become at most byte k
+    # the floor keeps a value whose noise is zero unchanged
     below = torch.special.ndtr((edges - GREYS[:, None]) / deviation[:, None].clamp(min=1e-9))
     return torch.diff(below, prepend=torch.zeros(256, 1), append=torch.ones(256, 1))
 
 
 def _shot(photons: float, cut: float) -> Tensor:
     mean = GREYS[:, None] / 255 * photons
-    count = torch.arange(int(photons), dtype=torch.float64)  # as many as white has, or more: clipped to white
+    count = torch.arange(int(photons), dtype=torch.float64)  # counts of `photons` or more are clipped to white
     chance = torch.exp(torch.xlogy(count, mean) - mean - torch.lgamma(count + 1))
     becomes = _whole(count / photons * 255, cut)
     table = torch.zeros(256, 256, dtype=torch.float64).index_add_(1, becomes, chance)
@@ -73,13 +73,13 @@ def _impulse(amount: float, _: float) -> Tensor:
 
 
 def _whole(value: Tensor, cut: float) -> Tensor:
-    # the slack lets a whole number that came out just below itself be one; halves go to even, as in NumPy
+    # the slack absorbs rounding just below an integer; halves go to even, as in NumPy
     return ((value + 1e-9).floor() if cut == 1 else value.round()).long()
 
 
-def _sample(x: Tensor, draws: Draws, law: Callable[[float, float], Tensor], level: float, cut: float) -> Tensor:
+def _sample(x: Tensor, rng: ImageRng, law: Callable[[float, float], Tensor], level: float, cut: float) -> Tensor:
     table = _alias_table(law, level, cut, x.device)
-    bits = draws.bits(0, x[0].numel()).view_as(x)
+    bits = rng.bits(0, x[0].numel()).view_as(x)
     column = bits & 255
     entry = table.index_select(0, (x.int() * 256).add_(column).view(-1)).view_as(x)
     return torch.where((bits >> 8) < (entry >> 8), column, entry & 255).to(torch.uint8)
@@ -87,9 +87,9 @@ def _sample(x: Tensor, draws: Draws, law: Callable[[float, float], Tensor], leve
 
 @lru_cache(maxsize=64)
 def _alias_table(law: Callable[[float, float], Tensor], level: float, cut: float, device: torch.device) -> Tensor:
-    """Walker's alias table of each row: 24 bits of threshold (signed, like the draw), 8 of alias.
+    """Walker's alias table of each row, packed: 24 bits of threshold (signed, like the random bits), 8 of alias.
 
-    Column j of row v: byte j if the draw's upper 24 bits are below the threshold, else the alias.
+    Column j of row v means byte j if the upper 24 random bits are below the threshold, else the alias.
     """
     share = law(level, cut).clamp(min=0).numpy() * 256
     share *= 256 / share.sum(1, keepdims=True)
@@ -98,7 +98,7 @@ def _alias_table(law: Callable[[float, float], Tensor], level: float, cut: float
     alias = np.tile(rows, (256, 1))
     left = share.copy()
     done = np.zeros((256, 256), dtype=bool)
-    for _ in range(255):  # the poorest column takes what it lacks from the richest, in all rows at once
+    for _ in range(255):  # fill the poorest column from the richest, in all rows at once
         poor = np.where(done, np.inf, left).argmin(1)
         rich = np.where(done, -np.inf, left).argmax(1)
         threshold[rows, poor] = np.minimum(left[rows, poor], 1.0)
@@ -106,7 +106,7 @@ def _alias_table(law: Callable[[float, float], Tensor], level: float, cut: float
         left[rows, rich] -= 1.0 - threshold[rows, poor]
         done[rows, poor] = True
     steps = np.round(threshold * 2**24).astype(np.int64) - 2**23
-    # a threshold of one would need a 25th bit: there the alias is the column itself, and nothing is lost
+    # a threshold of one would need a 25th bit; there the alias is the column itself, with the same effect
     alias[steps >= 2**23] = np.broadcast_to(rows, (256, 256))[steps >= 2**23]
     packed = (np.minimum(steps, 2**23 - 1) << 8) | alias
     return torch.from_numpy(packed.astype(np.int32).reshape(-1)).to(device)

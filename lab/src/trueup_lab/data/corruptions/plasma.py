@@ -1,25 +1,34 @@
-"""Plasma fractals: clouds by the diamond-square algorithm, many at once."""
+"""Plasma fractals: batches of clouds by the diamond-square algorithm."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from trueup_lab.data.corruptions.draws import Draws
+from trueup_lab.data.corruptions.rng import ImageRng
 
 
-def plasma(draws: Draws, draw: int, size: int, decay: float) -> Tensor:
-    """(images, size, size) float32 in [0, 1], periodic; `size` is a power of two.
+def canvas_size(height: int, width: int) -> int:
+    """Return the smallest power of two that is at least `height` and `width`.
 
-    Points half-way between four known ones take their mean and a random share of the wobble, which is
-    divided by `decay` each time the grid gets finer.
+    >>> canvas_size(224, 224), canvas_size(360, 480)
+    (256, 512)
     """
-    noise = draws.uniform(draw, size * size).mul_(2).sub_(1).view(-1, size, size)
+    return 1 << (max(height, width) - 1).bit_length()
+
+
+def plasma_fractal(rng: ImageRng, stream: int, size: int, decay: float) -> Tensor:
+    """Return one periodic cloud per image, (images, size, size) float32 in [0, 1]. `size` is a power of two.
+
+    A point half-way between four known ones takes their mean plus uniform noise. The root of the noise's amplitude
+    is divided by `decay` each time the grid spacing halves.
+    """
+    noise = rng.uniform(stream, size * size).mul_(2).sub_(1).view(-1, size, size)
     height = torch.zeros_like(noise)
     step, wobble = size, 100.0
     while step >= 2:
         half = step // 2
-        # the draws of the points themselves, so that none is used twice
+        # noise is indexed by the point, so that no random number is used twice
         centre = (slice(None), slice(half, size, step), slice(half, size, step))
         top = (slice(None), slice(0, size, step), slice(half, size, step))
         left = (slice(None), slice(half, size, step), slice(0, size, step))

@@ -6,51 +6,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup_lab.data.corruptions import linear
-from trueup_lab.data.corruptions.draws import Draws
 from trueup_lab.data.corruptions.edges import opencv_canny
+from trueup_lab.data.corruptions.linear import gaussian_blur
+from trueup_lab.data.corruptions.rng import ImageRng
 
 _WATER = (175.0, 238.0, 238.0)
 _MUD = (63.0, 42.0, 20.0)
 # OpenCV's 5 x 5 chamfer distance: a step along an axis, a diagonal, a knight's move, in 16.16 fixed point
 _STRAIGHT, _DIAGONAL, _KNIGHT = (round(d * 2**16) for d in (1.0, 1.4, 2.1969))
-_FAR = 20  # pixels; no distance beyond matters
+_FAR = 20  # pixels; larger distances have no effect
 
 
 def water(
-    x: Tensor, draws: Draws, mean: float, deviation: float, sigma: float, threshold: float, opacity: float
+    x: Tensor, rng: ImageRng, mean: float, deviation: float, sigma: float, threshold: float, opacity: float
 ) -> Tensor:
-    """Pale drops, bright along their edges."""
-    liquid = _liquid(x, draws, mean, deviation, sigma)
+    """Add pale drops with bright edges."""
+    liquid = _liquid(x, rng, mean, deviation, sigma)
     layer = torch.where(liquid < threshold, 0.0, liquid).mul_(255).int()
     drops = (layer * drop_relief(layer)).float()
     drops = drops / drops.amax((2, 3), keepdim=True).clamp(min=1) * opacity
     return x + drops * torch.tensor(_WATER, device=x.device).view(1, 3, 1, 1)
 
 
-def mud(x: Tensor, draws: Draws, mean: float, deviation: float, sigma: float, threshold: float, blur: float) -> Tensor:
-    """Brown drops that cover the image; on a grey image, drops of mud's red value."""
-    drops = (_liquid(x, draws, mean, deviation, sigma) > threshold).double()
-    cover = linear.blur(drops, blur)
+def mud(x: Tensor, rng: ImageRng, mean: float, deviation: float, sigma: float, threshold: float, blur: float) -> Tensor:
+    """Cover the image with brown drops; grey images get the red value of mud."""
+    drops = (_liquid(x, rng, mean, deviation, sigma) > threshold).double()
+    cover = gaussian_blur(drops, blur)
     cover = torch.where(cover < 0.8, 0.0, cover).float()
     colour = torch.tensor(_MUD[: x.shape[1]], device=x.device).view(1, -1, 1, 1)
     return x * (1 - cover) + colour * cover
 
 
 def drop_relief(layer: Tensor) -> Tensor:
-    """How drops bulge, 0 to 255: an embossed map of the distance to their edges (int32, as `layer`)."""
+    """Return the relief of drops, 0 to 255: an embossed map of the distance to their edges (int32, like `layer`)."""
     distance = distance_to(opencv_canny(layer, 50, 150)).clamp_(max=_FAR * 2**16)
-    level = _box(distance.double()).div_(2**16).to(torch.uint8)  # cut: 0 to 20
+    level = _box(distance.double()).div_(2**16).to(torch.uint8)  # truncated: 0 to 20
     equal = _equalised(level)
     embossed = _emboss(equal.float()).clamp_(0, 255)
     return _box(embossed).round_().int()
 
 
 def distance_to(edges: Tensor) -> Tensor:
-    """Chamfer distance to the nearest of `edges` (..., h, w), in 16.16 fixed point, right up to 20 pixels.
+    """Chamfer distance to the nearest of `edges` (..., h, w) in 16.16 fixed point, exact up to 20 pixels.
 
-    A shortest path may take its steps in any order, so the eight directions follow one another; along each,
-    steps are doubled: 1, 2, 4, ...
+    The steps of a shortest path commute, so the eight directions are taken one after another, each with doubling
+    step lengths 1, 2, 4, ...
     """
     away = torch.where(edges, 0, 64 * 2**16).int()
     spare = torch.empty_like(away)
@@ -72,14 +72,14 @@ def distance_to(edges: Tensor) -> Tensor:
     return away
 
 
-def _liquid(x: Tensor, draws: Draws, mean: float, deviation: float, sigma: float) -> Tensor:
-    size = x.shape[-1]
-    noise = draws.normal(0, size * size).view(-1, 1, size, size)
-    return linear.blur(noise, sigma) * deviation + mean
+def _liquid(x: Tensor, rng: ImageRng, mean: float, deviation: float, sigma: float) -> Tensor:
+    height, width = x.shape[-2:]
+    noise = rng.normal(0, height * width).view(-1, 1, height, width)
+    return gaussian_blur(noise, sigma) * deviation + mean
 
 
 def _relax(away: Tensor, down: int, right: int, cost: int, spare: Tensor) -> None:
-    """Lower `away` to what it is `down` rows and `right` columns off, plus `cost`."""
+    """Lower `away` to its value `down` rows and `right` columns off plus `cost`, where that is less."""
     height, width = away.shape[-2:]
     if abs(down) >= height or abs(right) >= width:
         return
@@ -90,14 +90,14 @@ def _relax(away: Tensor, down: int, right: int, cost: int, spare: Tensor) -> Non
 
 
 def _box(x: Tensor) -> Tensor:
-    """The mean of 3 x 3 pixels, mirrored at the border; exact sums."""
+    """Average 3 x 3 pixels, mirrored at the border. Sums are exact."""
     padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
     rows = padded[..., :-2, :] + padded[..., 1:-1, :] + padded[..., 2:, :]
     return (rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]) / 9
 
 
 def _equalised(level: Tensor) -> Tensor:
-    """OpenCV's `equalizeHist` of levels 0 to 20: the share of pixels up to a level, less the lowest's."""
+    """Equalise levels 0 to 20 as OpenCV's `equalizeHist`: a level becomes the share of pixels up to it."""
     flat = level.flatten(1).long()
     total = flat.shape[1]
     count = torch.zeros(len(flat), _FAR + 1, dtype=torch.int32, device=level.device)
@@ -106,7 +106,7 @@ def _equalised(level: Tensor) -> Tensor:
     lowest = below.gather(1, flat.amin(1, keepdim=True))
     scale = 255.0 / (total - lowest).clamp(min=1)
     table = ((below - lowest).clamp_(min=0) * scale.float()).round_().int()
-    # an image of one level stays as it is
+    # an image with a single level stays unchanged
     table = torch.where(lowest == total, torch.arange(_FAR + 1, device=level.device, dtype=torch.int32), table)
     return table.gather(1, flat).view_as(level)
 

@@ -1,6 +1,6 @@
-"""MNIST-C's strokes: a dotted line or a zigzag over the digit, or its outer stripes inverted.
+"""MNIST-C's strokes: a dotted line or a zigzag over the digit, or inverted outer stripes.
 
-A line is one of a few hundred, so all are drawn once and an image picks its own.
+There are only a few hundred lines, so all are drawn once and each image picks one.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup_lab.data.corruptions.draws import Draws
+from trueup_lab.data.corruptions.rng import ImageRng
 
 _SIZE = 28
-_ROWS = 27  # rows a line may start or end in
+_ROWS = 27  # rows where a line may start or end
 _SLANTS = 10  # a zigzag ends 5 rows above its start to 4 below
-_REACH = 2.3  # pixels at which a line has faded
+_REACH = 2.3  # pixels from its centre at which a line has faded
 
 
-def dotted_line(x: Tensor, draws: Draws) -> Tensor:
-    """Add a line from edge to edge, two pixels drawn, two left out."""
-    which = draws.choice(0, _ROWS) * _ROWS + draws.choice(1, _ROWS)
+def dotted_line(x: Tensor, rng: ImageRng) -> Tensor:
+    """Add a line from edge to edge: two pixels drawn, two left out."""
+    which = rng.choice(0, _ROWS) * _ROWS + rng.choice(1, _ROWS)
     return x + _dotted(x.device)[which.to(x.device)].unsqueeze(1)
 
 
-def zigzag(x: Tensor, draws: Draws) -> Tensor:
-    """Add a zigzag of 2 pixels' amplitude along a line that is nearly level."""
-    which = draws.choice(0, _ROWS) * _SLANTS + draws.choice(1, _SLANTS)
+def zigzag(x: Tensor, rng: ImageRng) -> Tensor:
+    """Add a zigzag of amplitude 2 pixels along a nearly horizontal line."""
+    which = rng.choice(0, _ROWS) * _SLANTS + rng.choice(1, _SLANTS)
     return x + _zigzags(x.device)[which.to(x.device)].unsqueeze(1)
 
 
 def stripe(x: Tensor) -> Tensor:
-    """Invert the left and the right quarter. Bytes."""
+    """Invert the left and the right quarter. Returns uint8."""
     quarter = x.shape[-1] // 4
     out = x.clone()
     out[..., :quarter] = 255 - x[..., :quarter]
@@ -55,7 +55,7 @@ def _zigzags(device: torch.device) -> Tensor:
 
 
 def _line(c0: float, r0: float, c1: float, r1: float) -> np.ndarray:
-    """A line that fades with the vertical distance d as 1 + log(1 - d / 2.3), between two columns."""
+    """Draw a line between two columns that fades with the vertical distance d as 1 + log(1 - d / 2.3)."""
     cols = np.arange(_SIZE)
     if c0 == c1:
         return np.zeros((_SIZE, _SIZE))

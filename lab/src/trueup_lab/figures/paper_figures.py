@@ -1,4 +1,4 @@
-"""The paper's figures by name: getting what each shows, and drawing it."""
+"""The paper's figures by name: compute the contents and draw them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from trueup_lab.figures.curves import draw_iterations, draw_severities
 from trueup_lab.figures.gains import draw_gains
 
 SAMPLE = 1  # the test image of Figures 1 and 2
-ENOUGH = 5000  # images, for pictures of means and distributions
+ENOUGH = 5000  # images for figures of means and distributions
 
 
 def draw(experiment: Experiment, results: Path, *, root: Path | None = None, images: int | None = None) -> list[Path]:
-    """Draw a figure into `results/figures`, as far as what it shows is there; returns what was written.
+    """Draw a figure into `results/figures` and return the files written; none if its data are missing.
 
-    `images` limits how many images a picture of activations is made of.
+    `images` limits the number of images for figures of activations.
     """
     path = results / "figures" / f"{experiment.name}.png"
     if experiment.rows == "picture":
@@ -113,13 +113,13 @@ _PICTURES: dict[str, Callable[[Sequence[Subject], Path, Path | None, int], list[
 
 
 def _batches(subject: Subject, split: str, root: Path | None, images: int) -> Iterator[Tensor]:
-    """The first `images` of a set as the subject takes them."""
+    """Yield the first `images` of a split, normalised for the subject."""
     pixels = SETS[subject.set].load(split, root).images[:images]
     return (subject.normalisation(part) for part in torch.split(pixels, 250))
 
 
 def _table(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """The numbers of a picture, beside it."""
+    """Write the numbers of a figure beside it."""
     beside = path.with_suffix(".csv")
     with beside.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

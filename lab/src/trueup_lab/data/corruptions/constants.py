@@ -1,4 +1,4 @@
-"""The originals' constants, severity 1 to 5: what each number is, its corruption's function says.
+"""The originals' constants, severity 1 to 5, in the order of the corruption function's parameters.
 
 Sources: `make_cifar_c.py` and `make_imagenet_c.py` of github.com/hendrycks/robustness,
 `corruptions.py` of github.com/google-research/mnist-c.
@@ -53,7 +53,7 @@ IMAGENET_C: dict[str, Levels] = {
     "brightness": ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
     "contrast": ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),
     "defocus_blur": ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
-    "elastic_transform": (  # 244, and not 224, is the original's
+    "elastic_transform": (  # the original says 244, not 224
         (244 * 2, 244 * 0.7, 244 * 0.1),
         (244 * 2, 244 * 0.08, 244 * 0.2),
         (244 * 0.05, 244 * 0.01, 244 * 0.02),
@@ -121,4 +121,4 @@ MNIST_C_PUBLISHED: dict[str, int] = {
     "fog": 5,
     "spatter": 4,
 }
-"""The severity that the published MNIST-C has, for the corruptions that have severities."""
+"""The severity that MNIST-C is published at, for the corruptions that have severities."""

@@ -1,4 +1,4 @@
-"""Writing a generated set in the layout of the published one: resumable, and never half a file."""
+"""Write a generated set in the published layout. Resumable; a file appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from trueup.atomic import write_atomically
@@ -23,33 +24,32 @@ from trueup_lab.data.corruptions import GENERATOR, corrupt, corruptions
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import Images
-from trueup_lab.data.pillow import pillow
+from trueup_lab.data.root import DataRoot
 
-Progress = Callable[[str, int, int], None]
-"""Told (what, images done, images in all) of the file or folder in work."""
+MakeProgress = Callable[[str, int, int], None]
+"""Called with (file or folder, images done, images in total)."""
 
 
 def make(
     family: str,
     *,
-    root: str | os.PathLike[str] | None = None,
+    root: DataRoot = None,
     only: Sequence[str] = (),
     severities: Sequence[int] = (1, 2, 3, 4, 5),
     seed: int = 0,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    progress: MakeProgress | None = None,
 ) -> list[str]:
-    """Make `family` (all corruptions, or `only` some) under the data root; returns what was written.
+    """Make `family` (all corruptions, or `only` some) under the data root and return the paths that were written.
 
-    What is there and whole is left alone: files of the published set (they are not in our manifest), and
-    files of ours whose checksum, seed, generator and constants are the ones wanted. What is broken, stale or
-    missing is made. A file appears under its name only when it is complete. `severities` is for ImageNet-C,
-    whose severities are folders of their own.
+    Published files, which are not in the manifest, are never touched. Generated files are kept if their checksum,
+    seed, generator version and constants match, and made again otherwise. `severities` applies to ImageNet-C only,
+    where each severity has its own folder.
     """
     names = tuple(only) or corruptions(family)
     for name in names:
         if name not in corruptions(family):
-            raise ValueError(f"{name!r} is no corruption of {family}; there are {', '.join(corruptions(family))}")
+            raise ValueError(f"unknown corruption {name!r} of {family}; known: {', '.join(corruptions(family))}")
     top = folder(family, root)
     top.mkdir(parents=True, exist_ok=True)
     if family == "imagenet-c":
@@ -64,7 +64,7 @@ def make(
         if (there and path not in manifest.files) or manifest.holds(path, wanted):
             continue
         parts = _parts(source, family, name, levels, seed, device, root) if levels else _labels(source, shape)
-        manifest.files[path] = wanted  # before the file has its name: nobody shall take it for published
+        manifest.files[path] = wanted  # listed first, so that the file is never taken for a published one
         manifest.write()
         made = _write_array(top / path, shape, parts, _counter(progress, path, shape[0]))
         manifest.files[path] = changed(wanted, sha256=made[0], bytes=made[1])
@@ -73,7 +73,7 @@ def make(
     return written
 
 
-def _counter(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
+def _counter(progress: MakeProgress | None, what: str, total: int) -> Callable[[int], None]:
     def tell(done: int) -> None:
         if progress is not None:
             progress(what, done, total)
@@ -82,7 +82,7 @@ def _counter(progress: Progress | None, what: str, total: int) -> Callable[[int]
 
 
 _Job = tuple[str, tuple[int, ...], str, tuple[int | None, ...]]
-"""A file, the shape of its array, the corruption, and its severities; no severities: the labels."""
+"""(file, shape of its array, corruption, severities); without severities, the file holds the labels."""
 
 
 def _mnist_jobs(source: Images, names: Iterable[str]) -> Iterator[_Job]:
@@ -111,7 +111,7 @@ def _parts(
     levels: Iterable[int | None],
     seed: int,
     device: torch.device | str,
-    root: str | os.PathLike[str] | None,
+    root: DataRoot,
     size: int = 1000,
 ) -> Iterator[np.ndarray]:
     for severity in levels:
@@ -134,9 +134,9 @@ def _channels_last(images: Tensor) -> np.ndarray:
 def _write_array(
     path: Path, shape: tuple[int, ...], parts: Iterable[np.ndarray], progress: Callable[[int], None]
 ) -> tuple[str, int]:
-    """Write a .npy file of bytes part by part; its SHA-256 and size.
+    """Write a .npy file of bytes part by part and return its SHA-256 and size.
 
-    Written, not mapped: on a full disk a mapped file ends the process, a written one raises an error.
+    It is not memory-mapped, because on a full disk a mapped file kills the process, while a write raises an error.
     """
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -160,7 +160,7 @@ def _write_array(
             file.flush()
             os.fsync(file.fileno())
         if part.stat().st_size != size:
-            raise OSError(f"{part} has {part.stat().st_size} bytes, and should have {size}")
+            raise OSError(f"{part} has {part.stat().st_size} bytes, expected {size}")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -171,21 +171,21 @@ def _check_space(where: Path, needed: int) -> None:
     free = shutil.disk_usage(where).free
     if free < needed:
         raise OSError(
-            f"{where} has {free / 1e6:.0f} MB left, and the next file takes {needed / 1e6:.0f} MB; "
-            "free some space and run the same command again: what is done stays done"
+            f"{where} has {free / 1e6:.0f} MB left, but the next file needs {needed / 1e6:.0f} MB; "
+            "free some space and run the same command again to resume"
         )
 
 
 def _make_folders(
     top: Path,
-    root: str | os.PathLike[str] | None,
+    root: DataRoot,
     names: Iterable[str],
     severities: Iterable[int],
     seed: int,
     device: torch.device | str,
-    progress: Progress | None,
+    progress: MakeProgress | None,
 ) -> list[str]:
-    """ImageNet-C: a folder a corruption and severity, JPEGs of quality 85 as the original writes them."""
+    """Write ImageNet-C: one folder per corruption and severity, JPEGs of quality 85 as in the original."""
     source = ImageFolder(clean_folder(root), Crop(224, 256))
     manifest = Manifest.read(top)
     levels = tuple(severities)
@@ -224,8 +224,7 @@ def _write_images(
     progress: Callable[[int], None],
     size: int = 64,
 ) -> None:
-    """Write the images that are not there; each appears complete or not at all."""
-    encode = pillow("writing ImageNet-C").fromarray
+    """Write the missing images, each atomically."""
     for first in range(0, len(data), size):
         numbers = range(first, min(first + size, len(data)))
         files = {k: place / data.source.files[k][0].parent.name / data.source.files[k][0].name for k in numbers}
@@ -235,14 +234,14 @@ def _write_images(
             made = data.corrupted(clean_images, todo)
             for k, pixels in zip(todo, _channels_last(made), strict=True):
                 content = io.BytesIO()
-                encode(pixels).save(content, "JPEG", quality=85, optimize=True)
+                Image.fromarray(pixels).save(content, "JPEG", quality=85, optimize=True)
                 files[k].parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(files[k], content.getvalue())
         progress(numbers.stop)
 
 
 def _listing(place: Path) -> tuple[str, int]:
-    """A digest of the names and sizes of a folder's images, and their total size."""
+    """Return a digest of the names and sizes of a folder's images, and their total size."""
     if not place.is_dir():
         return "", 0
     files = sorted(file for file in place.glob("*/*") if not file.name.startswith("."))
