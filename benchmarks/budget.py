@@ -22,7 +22,7 @@ from of_models import CHOSEN_ON, append, options
 from trueup_lab.evaluation import Benchmark, Case, Subject, read_subjects
 from trueup_lab.evaluation.calibration import targets_of
 from trueup_lab.evaluation.precision import measured_precision
-from trueup_lab.evaluation.processes import ALONE
+from trueup_lab.processes import ALONE
 
 
 def main() -> None:

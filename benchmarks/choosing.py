@@ -24,8 +24,8 @@ from of_models import CHOSEN_ON, append, options
 from trueup_lab.evaluation import Benchmark, Case, Method, Realign, Subject, Uncorrected, read_subjects
 from trueup_lab.evaluation.calibration import targets_of
 from trueup_lab.evaluation.precision import measured_precision
-from trueup_lab.evaluation.processes import ALONE
 from trueup_lab.experiments.specs import MIXING, RULES
+from trueup_lab.processes import ALONE
 
 DEFAULT, _, UNGATED = RULES
 METHODS: tuple[Method, ...] = (

@@ -22,8 +22,8 @@ from trueup_lab.evaluation import Benchmark, Subject, read_subjects
 from trueup_lab.evaluation.calibration import targets_of
 from trueup_lab.evaluation.metrics import separation
 from trueup_lab.evaluation.precision import measured_precision
-from trueup_lab.evaluation.processes import ALONE
 from trueup_lab.evaluation.sets import CLEAN, TestSet
+from trueup_lab.processes import ALONE
 
 FIELDS = (
     *("model", "seed", "corruption", "severity", "images", "separation", "found"),

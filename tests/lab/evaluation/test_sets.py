@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from corrupted.conftest import small_root  # noqa: F401  # a data root with a few images in each set
+
 from trueup_lab.data import cifar10
 from trueup_lab.data.corrupted.make import make
 from trueup_lab.data.corrupted.manifest import Manifest

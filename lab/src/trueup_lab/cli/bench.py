@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from trueup_lab.performance import Row
+    from trueup_lab.performance import TimingRow
 
 
 def bench(
@@ -26,8 +26,9 @@ def bench(
     """
     import torch
 
-    from trueup_lab.performance import CASES, read_rows, write_rows
-    from trueup_lab.performance.rows import device_name, measured_on
+    from trueup_lab.devices import device_name
+    from trueup_lab.performance import CASES, read_timings, write_timings
+    from trueup_lab.performance.rows import measured_on
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = device_name(place).lower().replace("nvidia ", "").replace(" ", "_")
@@ -42,16 +43,16 @@ def bench(
     for case in chosen:
         with console.status(case.name):
             rows = [measured_on(place, row) for row in case.measure(place)]
-        write_rows(path, rows)
+        write_timings(path, rows)
         console.print(_table(rows))
     if figure is not None:
         from trueup_lab.figures import draw_scaling
 
-        typer.echo(f"{draw_scaling(read_rows(path), figure)} drawn")
+        typer.echo(f"{draw_scaling(read_timings(path), figure)} drawn")
     typer.echo(f"{path} written")
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[TimingRow]) -> Table:
     table = Table(title=rows[0].case, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("what", "against", "rows", "cost", "of", "ratio", "to reach"):
         left = column in ("what", "against")

@@ -15,7 +15,7 @@ from trueup_lab.cli.progress import passes
 from trueup_lab.cli.train import parse_seeds
 
 if TYPE_CHECKING:
-    from trueup_lab.evaluation import Row
+    from trueup_lab.evaluation import EvaluationRow
 
 DEFAULTS = ["uncorrected", "correct", "evidence", "bn-mix", "bn-batch"]
 
@@ -51,7 +51,7 @@ def evaluate(
     """
     from trueup_lab.evaluation import Plan, parse_method, read_rows, read_subjects
     from trueup_lab.evaluation import evaluate as run
-    from trueup_lab.evaluation.processes import own_device, together
+    from trueup_lab.processes import own_device, together
 
     try:
         subjects = [s for name in models for s in read_subjects(name, None if seeds is None else parse_seeds(seeds))]
@@ -92,12 +92,12 @@ def evaluate(
         )
 
 
-def summaries(rows: list[Row]) -> list[Table]:
+def summaries(rows: list[EvaluationRow]) -> list[Table]:
     """A table a model, a line a method: what it needs, and its means over seeds and corrupted sets."""
     return [_summary(name, [row for row in rows if row.model == name]) for name in dict.fromkeys(r.model for r in rows)]
 
 
-def _summary(name: str, rows: list[Row]) -> Table:
+def _summary(name: str, rows: list[EvaluationRow]) -> Table:
     seeds = len({row.seed for row in rows})
     title = f"{name}, {seeds} model{'s' * (seeds > 1)}: accuracy in %, calibration error in %, milliseconds an image"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)

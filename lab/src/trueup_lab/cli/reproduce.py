@@ -37,10 +37,10 @@ def reproduce(
     """
     import time
 
-    from trueup_lab.evaluation.processes import own_device, together
-    from trueup_lab.experiments import experiment, lacking, run
-    from trueup_lab.experiments.report import report
+    from trueup_lab.experiments import experiment, lacking, run_experiment
+    from trueup_lab.experiments.document import report
     from trueup_lab.figures import draw
+    from trueup_lab.processes import own_device, together
 
     began = time.monotonic()
     if every or not (names or write):
@@ -54,7 +54,7 @@ def reproduce(
                 without = lacking(one, results, data)
                 for source in without if first else ():
                     typer.echo(f"{one.name}: {source.missing(results, data)}", err=True)
-                finished = run(
+                finished = run_experiment(
                     one,
                     results,
                     root=data,

@@ -13,7 +13,7 @@ import trueup
 from trueup import functional, kernels
 from trueup_lab import models
 from trueup_lab.evaluation.methods import BatchStatistics, Method, Mixed, Tent
-from trueup_lab.performance.rows import Row
+from trueup_lab.performance.rows import TimingRow
 from trueup_lab.performance.timing import captured, peak_memory, side_by_side
 
 PAPERS = {"resnet50": trueup.Correction(0.5, 0.5), "resnet20": trueup.Correction(1.0, 0.2)}
@@ -22,16 +22,16 @@ RIVALS: dict[str, Method] = {"BN batch": BatchStatistics(), "BN mix": Mixed(), "
 
 
 @dataclass(frozen=True)
-class Case:
+class PerformanceCase:
     """One or more rows of the table; `needs` is the kind of device that it can be measured on, or "" for any."""
 
     name: str
     needs: str
-    measure: Callable[[torch.device], Iterator[Row]]
+    measure: Callable[[torch.device], Iterator[TimingRow]]
 
 
-def _operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iterator[Row]]:
-    def measure(device: torch.device) -> Iterator[Row]:
+def _operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iterator[TimingRow]]:
+    def measure(device: torch.device) -> Iterator[TimingRow]:
         times = side_by_side(_on_device(_operator_works(batch, n, device), device), device)
         for name in ("correction", "correction by sorting"):
             yield _row(
@@ -41,7 +41,7 @@ def _operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iter
     return measure
 
 
-def _scaling(device: torch.device) -> Iterator[Row]:
+def _scaling(device: torch.device) -> Iterator[TimingRow]:
     """From a thousand to ten million activations, and from one row to many."""
     largest = 10_000_000
     shapes = [(4, n) for n in (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, largest)]
@@ -87,7 +87,7 @@ class _Network:
     rivals: bool = False
     threads: int | None = None
 
-    def __call__(self, device: torch.device, reach: float, case: str) -> Iterator[Row]:
+    def __call__(self, device: torch.device, reach: float, case: str) -> Iterator[TimingRow]:
         threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
         torch.set_num_threads(self.threads or threads)
         torch.backends.cudnn.allow_tf32 = self.tf32
@@ -135,12 +135,12 @@ class _Network:
         return captured(work) if self.how == "graph" else work
 
 
-def _network(name: str, needs: str, reach: float, **options: Any) -> Case:
+def _network(name: str, needs: str, reach: float, **options: Any) -> PerformanceCase:
     network = _Network(**options)
-    return Case(name, needs, lambda device: network(device, reach, name))
+    return PerformanceCase(name, needs, lambda device: network(device, reach, name))
 
 
-def _memory(device: torch.device) -> Iterator[Row]:
+def _memory(device: torch.device) -> Iterator[TimingRow]:
     network = _Network("resnet50", 256, torch.bfloat16, channels_last=True)
     model, targets, x = network.make(device)
     robust = trueup.correct(model, targets, PAPERS["resnet50"])
@@ -153,7 +153,7 @@ def _pair(model: nn.Module, robust: nn.Module) -> list[tuple[str, nn.Module]]:
     return [("uncorrected", model), ("correction", robust)]
 
 
-def _calibration(device: torch.device) -> Iterator[Row]:
+def _calibration(device: torch.device) -> Iterator[TimingRow]:
     """Some batches calibrated on, against as many forward passes: more on a GPU, where tracing would take as long."""
     count = 40 if device.type == "cuda" else 10
     cases = [("resnet20", 128, "ResNet-20, batch 128")]
@@ -174,9 +174,11 @@ def _calibration(device: torch.device) -> Iterator[Row]:
         yield _row(f"calibration, {name}", "calibration", "forward passes", times, None, 0, batch)
 
 
-def _row(case: str, what: str, against: str, costs: dict[str, float], reach: float | None, n: int, batch: int) -> Row:
+def _row(
+    case: str, what: str, against: str, costs: dict[str, float], reach: float | None, n: int, batch: int
+) -> TimingRow:
     ratio = costs[what] / costs[against]
-    return Row(case, what, against, n, batch, costs[what], costs[against], ratio, reach)
+    return TimingRow(case, what, against, n, batch, costs[what], costs[against], ratio, reach)
 
 
 def _pictures(count: int, size: int, device: torch.device) -> Tensor:
@@ -202,8 +204,8 @@ def _settled(model: nn.Module) -> nn.Module:
 
 _HALF = {"dtype": torch.bfloat16, "channels_last": True}
 CASES = (
-    Case("operator, 64 x 802816", "cuda", _operator(64, 802_816, 2.5)),
-    Case("operator, 512 x 16384", "", _operator(512, 16_384, 3)),
+    PerformanceCase("operator, 64 x 802816", "cuda", _operator(64, 802_816, 2.5)),
+    PerformanceCase("operator, 512 x 16384", "", _operator(512, 16_384, 3)),
     _network("ResNet-50, batch 256, bfloat16", "cuda", 1.35, kind="resnet50", batch=256, rivals=True, **_HALF),
     _network("ResNet-50, batch 256, TF32", "cuda", 1.4, kind="resnet50", batch=256, channels_last=True, tf32=True),
     _network(
@@ -213,7 +215,7 @@ CASES = (
     _network("ResNet-20, batch 1024, bfloat16", "cuda", 1.6, kind="resnet20", batch=1024, rivals=True, **_HALF),
     _network("ResNet-20, batch 1024, CUDA graph", "cuda", 1.6, kind="resnet20", batch=1024, how="graph", **_HALF),
     _network("ResNet-20, batch 128, float32", "cpu", 1.5, kind="resnet20", batch=128, rivals=True, threads=2),
-    Case("ResNet-50, batch 256, bfloat16: peak memory", "cuda", _memory),
-    Case("calibration", "", _calibration),
-    Case("scaling", "", _scaling),
+    PerformanceCase("ResNet-50, batch 256, bfloat16: peak memory", "cuda", _memory),
+    PerformanceCase("calibration", "", _calibration),
+    PerformanceCase("scaling", "", _scaling),
 )
