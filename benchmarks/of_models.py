@@ -19,7 +19,7 @@ def options(document: str | None, out: str) -> argparse.ArgumentParser:
     parser.add_argument("models", nargs="+", help="model files, or names of bundled models")
     parser.add_argument("--data", type=Path, help="the data root")
     parser.add_argument(
-        "--seeds", type=parse_seeds, help="seeds to use from a file with several models, such as 0-9 or 0,3"
+        "--seeds", type=parse_seeds, help="seeds in a file of several models, such as 0-9 or 0,3"
     )
     parser.add_argument("--calibrate", type=int, help="number of clean images for calibration (default: all)")
     parser.add_argument("--batch", type=int, default=250)

@@ -49,8 +49,11 @@ def read_table(path: str | os.PathLike[str], kind: type[R]) -> list[R]:
             f"{path} does not hold rows of {kind.__name__}: its columns are {', '.join(header)}, expected "
             f"{', '.join(columns(kind))}; give another file"
         )
-    types = list(get_type_hints(kind).values())
-    return [kind(*(_parse(text, type_) for text, type_ in zip(line, types, strict=True))) for line in reader]
+    types = get_type_hints(kind)
+    return [
+        kind(**{name: _parse(text, types[name]) for name, text in zip(columns(kind), line, strict=True)})
+        for line in reader
+    ]
 
 
 def start_table(path: str | os.PathLike[str], kind: type[R]) -> list[R]:
