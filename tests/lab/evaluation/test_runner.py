@@ -255,7 +255,7 @@ def test_a_foreign_file_is_refused_and_left_alone(run, tmp_path):
     ("changes", "message"),
     [
         ({"only": ("smog",)}, "'smog' is no corruption of mnist-c"),
-        ({"images": 400}, "400 images of digits asked for; there are 360"),
+        ({"images": 400}, "images=400: digits has 360 test images"),
         ({"stream": "random"}, "unknown stream"),
         ({"batch": 0}, "at least one image"),
         ({"methods": (Mixed(8), Mixed(8.0))}, "two have the same name"),

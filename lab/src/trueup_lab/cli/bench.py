@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def bench(
-    only: Annotated[list[str] | None, typer.Argument(help="Cases whose names contain one of these; else all.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Default: results/performance_<device>.csv.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw cost over activations into this file.")] = None,
+    only: Annotated[list[str] | None, typer.Argument(help="Only cases whose names contain one of these.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file (default: results/performance_<device>.csv).")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw cost over activations to this file.")] = None,
 ) -> None:
-    """Measure what the correction costs, as multiples of what it is added to.
+    """Measure the cost of the correction, as a multiple of the cost without it.
 
-    Rows of the cases that are measured take the place of older ones in the file; others stay.
+    New rows replace the file's rows of the same cases; other rows stay.
     """
     import torch
 
@@ -37,7 +37,7 @@ def bench(
     chosen = [case for case in chosen if not only or any(part.lower() in case.name.lower() for part in only)]
     if not chosen:
         known = "\n  ".join(case.name for case in CASES)
-        typer.echo(f"error: no case for {place} is called {', '.join(only or ())}; there are\n  {known}", err=True)
+        typer.echo(f"error: no case for {place} has a name like {', '.join(only or ())}; known:\n  {known}", err=True)
         raise typer.Exit(2)
     console = Console()
     for case in chosen:
@@ -66,7 +66,7 @@ def _table(rows: list[TimingRow]) -> Table:
 
 
 def _readable(cost: float) -> str:
-    """Seconds or bytes, in a unit that fits.
+    """Format seconds or bytes in a suitable unit.
 
     >>> _readable(0.0123), _readable(4e-6), _readable(3e9)
     ('12.3 ms', '4 us', '3 GB')

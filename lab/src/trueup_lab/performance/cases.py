@@ -1,4 +1,4 @@
-"""What is measured, and what the ratio is to be at most."""
+"""The cases to measure, and the upper bounds that their ratios should meet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RIVALS: dict[str, Method] = {"BN batch": BatchStatistics(), "BN mix": Mixed(), "
 
 @dataclass(frozen=True)
 class PerformanceCase:
-    """One or more rows of the table; `needs` is the kind of device that it can be measured on, or "" for any."""
+    """One or more rows of the table. `needs` is the kind of device it requires, or "" for any."""
 
     name: str
     needs: str
@@ -42,7 +42,7 @@ def _operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iter
 
 
 def _scaling(device: torch.device) -> Iterator[TimingRow]:
-    """From a thousand to ten million activations, and from one row to many."""
+    """Vary the number of activations from a thousand to ten million, and the number of rows from 1 to 1024."""
     largest = 10_000_000
     shapes = [(4, n) for n in (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, largest)]
     shapes += [(batch, 16_384) for batch in (1, 4, 16, 64, 256, 1024)]
@@ -56,7 +56,7 @@ def _scaling(device: torch.device) -> Iterator[TimingRow]:
 
 
 def _on_device(works: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, Callable[[], Any]]:
-    """What the device takes: to start a kernel takes longer than a small one runs, so they are started as graphs."""
+    """On a GPU, capture the work as CUDA graphs: launching a small kernel takes longer than running it."""
     return {name: captured(work) for name, work in works.items()} if device.type == "cuda" else works
 
 
@@ -76,7 +76,7 @@ def _operator_works(batch: int, n: int, device: torch.device) -> dict[str, Calla
 
 @dataclass(frozen=True)
 class _Network:
-    """A network, the batches that it gets, and how it is run."""
+    """A network, its batches, and the way it is run."""
 
     kind: str  # resnet20 or resnet50
     batch: int
@@ -111,7 +111,7 @@ class _Network:
             torch.set_float32_matmul_precision(precision)
 
     def make(self, device: torch.device) -> tuple[nn.Module, trueup.Targets, Tensor]:
-        """The model, in its precision and layout, its targets, and a batch."""
+        """Return the model in its precision and layout, its targets, and a batch."""
         torch.manual_seed(0)
         if self.kind == "resnet20":
             model, size = models.load("resnet20-bn-cifar10").to(device), 32
@@ -128,7 +128,7 @@ class _Network:
             network = torch.compile(network, fullgraph=True)
 
         def work() -> Any:
-            # TENT takes gradients; torch.inference_mode would not let it.
+            # TENT takes gradients, which torch.inference_mode forbids.
             with torch.inference_mode(isinstance(network, nn.Module)), torch.no_grad():
                 return network(x)
 
@@ -154,7 +154,7 @@ def _pair(model: nn.Module, robust: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _calibration(device: torch.device) -> Iterator[TimingRow]:
-    """Some batches calibrated on, against as many forward passes: more on a GPU, where tracing would take as long."""
+    """Compare calibration with as many forward passes: more of them on a GPU, where tracing would dominate."""
     count = 40 if device.type == "cuda" else 10
     cases = [("resnet20", 128, "ResNet-20, batch 128")]
     if device.type == "cuda":
@@ -182,7 +182,7 @@ def _row(
 
 
 def _pictures(count: int, size: int, device: torch.device) -> Tensor:
-    """Random images that are smooth at some scales, as photographs are."""
+    """Return random images that are smooth at some scales, like photographs."""
     generator = torch.Generator().manual_seed(count)
     coarse = torch.randn(count, 3, size // 8, size // 8, generator=generator)
     smooth = nn.functional.interpolate(coarse, size=(size, size), mode="bilinear", align_corners=False)
@@ -191,7 +191,7 @@ def _pictures(count: int, size: int, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def _settled(model: nn.Module) -> nn.Module:
-    """The model with batch norm statistics of its own, so that its activations are neither dead nor exploding."""
+    """Set the batch norm statistics of an untrained model, so that activations neither vanish nor explode."""
     device = next(model.parameters()).device
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
