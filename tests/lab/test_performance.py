@@ -6,15 +6,18 @@ import time
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
-from trueup.cli import app
+from trueup_lab.cli import add_commands
 from trueup_lab.figures import draw_scaling
 from trueup_lab.performance import PerformanceCase, TimingRow, read_timings, write_timings
 from trueup_lab.performance.cases import _Network
 from trueup_lab.performance.rows import measured_on
 from trueup_lab.performance.timing import side_by_side
 
+app = typer.Typer()
+add_commands(app)
 CPU = torch.device("cpu")
 
 
