@@ -1,28 +1,51 @@
-"""How many predictions on clean images change, where `trueup.choose` was asked for a share of them at most.
+"""How many predictions on clean images change when `trueup.choose` is asked for at most a given share.
 
     python benchmarks/budget.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0
 
-A rule is chosen by some of the clean test images, and by as many of those that targets are made of, which the model was
-trained on but for ImageNet's. A row each: what was chosen, the share of predictions that it changes on the test images
-that it was not chosen by, and the points that it gains there, and on the four corruptions that constants are chosen by,
-at all severities. Rows are appended to a CSV.
+A rule is chosen once on clean test images and once on as many calibration images (which the model was trained on,
+except for ImageNet). Each row holds the chosen rule, the share of predictions it changes on the other test images, its
+gain in points there, and its gain on the four corruptions on which constants are chosen, at all severities. Rows are
+appended to a CSV file.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
 import trueup
-from of_models import CHOSEN_ON, append, options
+from of_models import CHOSEN_ON, options
 from trueup_lab.evaluation import Benchmark, Case, Subject, read_subjects
 from trueup_lab.evaluation.calibration import targets_of
 from trueup_lab.evaluation.precision import measured_precision
-from trueup_lab.evaluation.processes import ALONE
+from trueup_lab.tables import append_rows, as_text, number, start_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetRow:
+    """One chosen rule. Shares and accuracies are in percent."""
+
+    model: str
+    seed: int
+    asked: float = number("g")
+    images: int  # to choose by
+    of: str  # test or calibration
+    strength: float = number(".3g")
+    base: float = number(".3g")
+    changed: float = number(".2f")
+    clean: float = number(".2f")
+    others: int  # clean test images not used for choosing
+    gained: float = number(".2f")
+    corrupted: int
+    calibrated: int
+    checkpoint: str
+    torch: str
+    device: str
 
 
 def main() -> None:
@@ -32,20 +55,19 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000, help="to choose by")
     parser.add_argument("--corrupted", type=int, default=500, help="of each corrupted set")
     asked = parser.parse_args()
+    start_table(asked.out, BudgetRow)
     for path in asked.models:
         for subject in read_subjects(path, asked.seeds):
             for row in rows_of(subject, asked):
-                append(asked.out, row)
-                print(subject.key, *(f"{name} {row[name]}" for name in list(row)[2:12]))
+                append_rows(asked.out, [row])
+                print(as_text([row]), end="", flush=True)
 
 
-def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """The rows of one model."""
+def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[BudgetRow]:
+    """Yield the rows of one model."""
     benchmark = Benchmark(subject.set, root=asked.data, images=None, device=asked.device)
     model = subject.model.to(asked.device).eval()
-    targets = targets_of(
-        subject, model, benchmark, asked.calibrate, folder=asked.targets, batch=asked.batch, processes=ALONE
-    )
+    targets = targets_of(subject, model, benchmark, asked.calibrate, folder=asked.targets, batch=asked.batch)
     clean = benchmark.open(Case("identity", 0))
     order = torch.randperm(len(clean.labels), generator=torch.Generator().manual_seed(0))
     some, others = order[: asked.images], order[asked.images :]
@@ -74,24 +96,24 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
                 rule = trueup.choose(model, targets, (subject.normalisation(part) for part in seen), share)
                 said = answers(trueup.correct(model, targets, rule))
                 now, *after = right(said)
-                yield {
-                    "model": subject.name,
-                    "seed": subject.seed,
-                    "asked": f"{100 * share:g}",
-                    "images": len(some) if source == "test" else benchmark.calibration_count(len(some)),
-                    "of": source,
-                    "strength": f"{rule.strength:.3g}",
-                    "base": f"{rule.base:.3g}",
-                    "changed": f"{100 * (said[0] != own[0]).double().mean():.2f}",
-                    "clean": f"{now - usual:.2f}",
-                    "others": len(others),
-                    "gained": f"{fmean(after) - fmean(before):.2f}",
-                    "corrupted": asked.corrupted,
-                    "calibrated": benchmark.calibration_count(asked.calibrate),
-                    "checkpoint": subject.checkpoint,
-                    "torch": torch.__version__,
-                    "device": asked.device,
-                }
+                yield BudgetRow(
+                    model=subject.name,
+                    seed=subject.seed,
+                    asked=100 * share,
+                    images=len(some) if source == "test" else benchmark.calibration_count(len(some)),
+                    of=source,
+                    strength=rule.strength,
+                    base=rule.base,
+                    changed=100 * float((said[0] != own[0]).double().mean()),
+                    clean=now - usual,
+                    others=len(others),
+                    gained=fmean(after) - fmean(before),
+                    corrupted=asked.corrupted,
+                    calibrated=benchmark.calibration_count(asked.calibrate),
+                    checkpoint=subject.checkpoint,
+                    torch=torch.__version__,
+                    device=asked.device,
+                )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What the constants of `Evidence` were chosen by: clean images and four corruptions that no table averages over.
+"""Compare settings of `Evidence` on clean images and the four corruptions on which its constants are chosen.
 
     python benchmarks/choosing.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0-1 --images 500
 
-A row a setting: the accuracy on clean test images, the share of predictions on them that it changes, and the mean
-accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The settings are the model's own,
-BN mixing, the default of `Evidence` and others that differ in one field, some without a gate, and the default with
-other constants that are no fields (what evidence counts, and the share of the norms that is left alone, the last ones).
-All images are kept on the device. Rows are appended to a CSV.
+Each row holds one setting: accuracy on clean test images, the share of predictions on them that it changes, and mean
+accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The settings are the uncorrected
+model, BN mixing, the default of `Evidence`, variants that differ in one field, some without a gate, and the default
+with other constants that are not fields. All images are kept on the device. Rows are appended to a CSV file.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from of_models import CHOSEN_ON, append, options
+from of_models import CHOSEN_ON, options
 from trueup_lab.evaluation import Benchmark, Case, Method, Realign, Subject, Uncorrected, read_subjects
 from trueup_lab.evaluation.calibration import targets_of
 from trueup_lab.evaluation.precision import measured_precision
-from trueup_lab.evaluation.processes import ALONE
 from trueup_lab.experiments.specs import MIXING, RULES
+from trueup_lab.tables import append_rows, number, start_table
 
 DEFAULT, _, UNGATED = RULES
 METHODS: tuple[Method, ...] = (
@@ -48,7 +47,24 @@ CONSTANTS = {
     "all norms": ("trueup._correct.LAST", 0.0),
     "but the last tenth": ("trueup._correct.LAST", 0.1),
 }
-"""Other constants than the rule's, by what rows call them."""
+"""Constants that are not fields of the rule, by their name in rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoosingRow:
+    """One setting on one model. Accuracies and shares are in percent."""
+
+    model: str
+    seed: int
+    rule: str
+    clean: float = number(".2f")
+    changed: float = number(".2f")  # share of predictions on clean images
+    chosen: float = number(".2f")  # accuracy on the four corruptions
+    images: int
+    calibrated: int
+    checkpoint: str
+    torch: str
+    device: str
 
 
 def main() -> None:
@@ -57,24 +73,23 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000, help="of each corrupted set")
     parser.add_argument("--clean", type=int, help="clean images; all if not given")
     asked = parser.parse_args()
+    start_table(asked.out, ChoosingRow)
     for path in asked.models:
         for subject in read_subjects(path, asked.seeds):
             for row in rows_of(subject, asked):
-                append(asked.out, row)
-                print(f"{subject.key}  {row['rule']:40} {row['clean']} {row['changed']} {row['chosen']}")
+                append_rows(asked.out, [row])
+                print(f"{subject.key}  {row.rule:40} {row.clean:.2f} {row.changed:.2f} {row.chosen:.2f}")
 
 
-def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """The rows of one model."""
+def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[ChoosingRow]:
+    """Yield the rows of one model."""
     sets = {
         size: Benchmark(subject.set, root=asked.data, images=size, device=asked.device)
         for size in (asked.clean, asked.images)
     }
     model = subject.model.to(asked.device).eval()
     clean = sets[asked.clean]
-    targets = targets_of(
-        subject, model, clean, asked.calibrate, folder=asked.targets, batch=asked.batch, processes=ALONE
-    )
+    targets = targets_of(subject, model, clean, asked.calibrate, folder=asked.targets, batch=asked.batch)
     cases = [clean.open(Case("identity", 0))]
     cases += [sets[asked.images].open(Case(name, severity)) for name in CHOSEN_ON for severity in range(1, 6)]
     labels = torch.cat([case.labels for case in cases]).to(asked.device)
@@ -95,23 +110,23 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[dict[str, o
         with constant:
             said = answers(method)
         right = (said == labels).float()
-        yield {
-            "model": subject.name,
-            "seed": subject.seed,
-            "rule": name,
-            "clean": f"{100 * right[:first].mean():.2f}",
-            "changed": f"{100 * (said != own)[:first].float().mean():.2f}",
-            "chosen": f"{100 * right[first:].mean():.2f}",
-            "images": asked.images,
-            "calibrated": clean.calibration_count(asked.calibrate),
-            "checkpoint": subject.checkpoint,
-            "torch": torch.__version__,
-            "device": asked.device,
-        }
+        yield ChoosingRow(
+            model=subject.name,
+            seed=subject.seed,
+            rule=name,
+            clean=100 * float(right[:first].mean()),
+            changed=100 * float((said != own)[:first].float().mean()),
+            chosen=100 * float(right[first:].mean()),
+            images=asked.images,
+            calibrated=clean.calibration_count(asked.calibrate),
+            checkpoint=subject.checkpoint,
+            torch=torch.__version__,
+            device=asked.device,
+        )
 
 
 def settings() -> Iterator[tuple[str, Method, AbstractContextManager[object]]]:
-    """What rows call a setting, the method, and what has to be entered for it."""
+    """Yield each setting: its name in rows, its method, and the context that sets its constants."""
     for method in METHODS:
         yield method.name, method, nullcontext()
     for name, (constant, value) in CONSTANTS.items():

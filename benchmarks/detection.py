@@ -1,4 +1,4 @@
-"""How well corrupted images are found: the area under the ROC curve of `trueup.measure`, by corruption and severity.
+"""Detection of corrupted images by `trueup.measure`: area under the ROC curve by corruption and severity.
 
     python benchmarks/detection.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0
 
@@ -10,26 +10,45 @@ forward pass, of the uncorrected model. Rows are appended to a CSV as they come,
 from __future__ import annotations
 
 import argparse
-import csv
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 import trueup
-from of_models import append, options
+from of_models import options
 from trueup_lab.evaluation import Benchmark, Subject, read_subjects
 from trueup_lab.evaluation.calibration import targets_of
 from trueup_lab.evaluation.metrics import separation
 from trueup_lab.evaluation.precision import measured_precision
-from trueup_lab.evaluation.processes import ALONE
 from trueup_lab.evaluation.sets import CLEAN, TestSet
+from trueup_lab.tables import append_rows, number, start_table
 
-FIELDS = (
-    *("model", "seed", "corruption", "severity", "images", "separation", "found"),
-    *("data", "calibrated", "checkpoint", "torch", "device"),
-)
 LEVEL = 0.99
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionRow:
+    """One model and test set. `separation` and `found` are in percent."""
+
+    model: str
+    seed: int
+    corruption: str
+    severity: int
+    images: int
+    separation: float = number(".2f")
+    found: float = number(".2f")
+    data: str
+    calibrated: int
+    checkpoint: str
+    torch: str
+    device: str
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Everything but the results, the versions and the device."""
+        named = (self.model, self.seed, self.corruption, self.severity, self.images)
+        return *named, self.calibrated, self.checkpoint
 
 
 def main() -> None:
@@ -47,20 +66,29 @@ def main() -> None:
 
 def _detect(subject: Subject, benchmark: Benchmark, asked: argparse.Namespace) -> None:
     calibrated = benchmark.calibration_count(asked.calibrate)
-    facts = (calibrated, subject.checkpoint, torch.__version__, asked.device)
     sets = [benchmark.open(case) for case in benchmark.cases(asked.severity)]
-    done = {(*row[:5], row[8], row[9]) for row in _read(asked.out)}
+    done = {row.key for row in start_table(asked.out, DetectionRow)}
 
-    def key(test: TestSet) -> tuple[str, ...]:
-        named = (subject.name, subject.seed, test.case.corruption, test.case.severity, len(test.labels))
-        return tuple(map(str, (*named, calibrated, subject.checkpoint)))
+    def row_of(test: TestSet, area: float = 0.0, found: float = 0.0) -> DetectionRow:
+        return DetectionRow(
+            model=subject.name,
+            seed=subject.seed,
+            corruption=test.case.corruption,
+            severity=test.case.severity,
+            images=len(test.labels),
+            separation=area,
+            found=found,
+            data=test.origin,
+            calibrated=calibrated,
+            checkpoint=subject.checkpoint,
+            torch=torch.__version__,
+            device=asked.device,
+        )
 
-    if all(key(test) in done for test in sets):
+    if all(row_of(test).key in done for test in sets):
         return
     model = subject.model.to(asked.device)
-    targets = targets_of(
-        subject, model, benchmark, asked.calibrate, folder=asked.targets, batch=asked.batch, processes=ALONE
-    )
+    targets = targets_of(subject, model, benchmark, asked.calibrate, folder=asked.targets, batch=asked.batch)
 
     def unusual(test: TestSet) -> Tensor:
         parts = torch.arange(len(test.labels)).split(asked.batch)
@@ -73,25 +101,17 @@ def _detect(subject: Subject, benchmark: Benchmark, asked: argparse.Namespace) -
 
     clean = next(unusual(test) for test in sets if test.case.corruption == CLEAN)
     for test in sets:
-        if key(test) in done:
+        if row_of(test).key in done:
             continue
         ranks = clean if test.case.corruption == CLEAN else unusual(test)
         area, found = separation(clean, ranks), 100 * float((ranks > LEVEL).float().mean())
-        row = (*key(test)[:5], f"{area:.2f}", f"{found:.2f}", test.origin, *facts)
-        append(asked.out, dict(zip(FIELDS, row, strict=True)))
+        append_rows(asked.out, [row_of(test, area, found)])
         print(f"{subject.key}  {test.case.corruption:20} {test.case.severity}  {area:6.2f}  {found:6.2f}", flush=True)
 
 
 def _is_norm(site: trueup.Site) -> bool:
-    """What `Shift.image` is made of; distances after activations would take most of the time."""
+    """Select norms, of which `Shift.image` is made; distances after activations would take most of the time."""
     return site.kind == "norm"
-
-
-def _read(path: Path) -> list[list[str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.reader(file))[1:]
 
 
 if __name__ == "__main__":

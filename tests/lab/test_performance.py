@@ -6,20 +6,23 @@ import time
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
-from trueup.cli import app
+from trueup_lab.cli import add_commands
 from trueup_lab.figures import draw_scaling
-from trueup_lab.performance import Case, Row, read_rows, write_rows
+from trueup_lab.performance import PerformanceCase, TimingRow, read_timings, write_timings
 from trueup_lab.performance.cases import _Network
 from trueup_lab.performance.rows import measured_on
 from trueup_lab.performance.timing import side_by_side
 
+app = typer.Typer()
+add_commands(app)
 CPU = torch.device("cpu")
 
 
 def row(case="scaling", what="correction", n=1000, batch=4, cost=2.0, of=1.0):
-    return Row(case, what, "copy", n, batch, cost, of, cost / of, None)
+    return TimingRow(case, what, "copy", n, batch, cost, of, cost / of, None)
 
 
 def test_what_takes_twice_as_long_costs_twice_as_much():
@@ -30,11 +33,11 @@ def test_what_takes_twice_as_long_costs_twice_as_much():
 def test_new_rows_take_the_place_of_old_ones_of_their_case(tmp_path):
     path = tmp_path / "rows.csv"
     first = [measured_on(CPU, row()), measured_on(CPU, row("other"))]
-    write_rows(path, first)
-    assert read_rows(path) == first
+    write_timings(path, first)
+    assert read_timings(path) == first
     assert first[0].torch == torch.__version__
-    write_rows(path, [row(cost=3.0)])
-    assert [(r.case, r.cost) for r in read_rows(path)] == [("other", 2.0), ("scaling", 3.0)]
+    write_timings(path, [row(cost=3.0)])
+    assert [(r.case, r.cost) for r in read_timings(path)] == [("other", 2.0), ("scaling", 3.0)]
 
 
 def test_the_correction_of_a_network_is_measured_beside_it():
@@ -53,16 +56,18 @@ def test_the_correction_of_a_network_is_measured_beside_it():
 
 def test_the_command_prints_and_writes_its_rows(tmp_path, monkeypatch):
     measured = [row(), row(n=3000), row(what="correction by sorting")]
-    monkeypatch.setattr("trueup_lab.performance.CASES", (Case("scaling", "", lambda _device: iter(measured)),))
+    monkeypatch.setattr(
+        "trueup_lab.performance.CASES", (PerformanceCase("scaling", "", lambda _device: iter(measured)),)
+    )
     picture = tmp_path / "scaling.png"
     more = [row(batch=b, n=16_384, what=w) for b in (1, 4) for w in ("correction", "correction by sorting")]
-    write_rows(tmp_path / "rows.csv", more)
+    write_timings(tmp_path / "rows.csv", more)
     arguments = ["bench", "scaling", "--device", "cpu", "--out", str(tmp_path / "rows.csv")]
     run = CliRunner().invoke(app, arguments)
     assert run.exit_code == 0, run.output
     assert "4 x 3000" in run.output
-    assert len(read_rows(tmp_path / "rows.csv")) == 3
-    assert draw_scaling([*more, *read_rows(tmp_path / "rows.csv")], picture).stat().st_size > 1000
+    assert len(read_timings(tmp_path / "rows.csv")) == 3
+    assert draw_scaling([*more, *read_timings(tmp_path / "rows.csv")], picture).stat().st_size > 1000
 
 
 def test_an_unknown_case_is_answered_with_those_there_are():

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from trueup.cli import app
+from trueup_lab.cli import add_commands
 from trueup_lab.evaluation import read_rows
 from trueup_lab.models import zoo
 
+app = typer.Typer()
+add_commands(app)
 SMALL = ["--images", "12", "--calibrate", "30", "--corruption", "fog", "--corruption", "identity"]
 
 
@@ -37,7 +40,7 @@ def test_a_time_limit_that_has_passed_says_how_to_go_on(tmp_path):
     where = ("--out", tmp_path / "rows.csv", "--targets", tmp_path, "--time-limit", "0")
     run = call("evaluate", "resnet20-bn-digits", *SMALL, "--method", "uncorrected", *where)
     assert run.exit_code == 0, run.output
-    assert "the same command goes on" in run.output
+    assert "the same command continues" in run.output
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_nonsense_is_refused(tmp_path, arguments, message):
 
 
 def test_the_example_of_a_method_of_ones_own_runs_by_its_name(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
     where = ("--out", tmp_path / "rows.csv", "--targets", tmp_path)
     names = ("--method", "own_method:jittered", "--method", "own_method:TEMPERATURE")
     run = call("evaluate", "resnet20-bn-digits", *SMALL, *names, *where)

@@ -194,8 +194,8 @@ def test_one_method_has_one_name():
     ("text", "message"),
     [
         ("mean", "no method 'mean'; known: uncorrected, correct"),
-        ("bn-mix:weight=3", "has no 'weight'; it has prior"),
-        ("bn-mix:prior=many", "prior='many': want a number"),
+        ("bn-mix:weight=3", "has no option 'weight'; it has prior"),
+        ("bn-mix:prior=many", "prior='many': expected a number"),
         ("bn-mix:prior=-1", "0 or more"),
         ("tent:continual=perhaps", "True or False"),
         ("tent:optimiser=lbfgs", "adam, sgd"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import trueup
+import trueup_lab
 from trueup_lab.data import digits
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.images import NORMALISATION
@@ -32,7 +33,7 @@ from trueup_lab.evaluation import (
     read_rows,
     read_subjects,
 )
-from trueup_lab.evaluation.rows import append_rows
+from trueup_lab.tables import append_rows
 
 from .conftest import small_network
 
@@ -254,10 +255,10 @@ def test_a_foreign_file_is_refused_and_left_alone(run, tmp_path):
     ("changes", "message"),
     [
         ({"only": ("smog",)}, "'smog' is no corruption of mnist-c"),
-        ({"images": 400}, "400 images of digits asked for; there are 360"),
+        ({"images": 400}, "images=400: digits has 360 test images"),
         ({"stream": "random"}, "unknown stream"),
-        ({"batch": 0}, "one image at least"),
-        ({"methods": (Mixed(8), Mixed(8.0))}, "two methods have one name"),
+        ({"batch": 0}, "at least one image"),
+        ({"methods": (Mixed(8), Mixed(8.0))}, "two have the same name"),
     ],
 )
 def test_nonsense_is_refused(run, changes, message):
@@ -287,7 +288,7 @@ from test_runner_plan import PLAN
 from evaluation.conftest import small_network
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.evaluation import Subject, evaluate
-from trueup_lab.evaluation.processes import together
+from trueup_lab.processes import together
 
 subjects = [Subject("small", s, "digits", "bn", NORMALISATION["digits"], "00000000", small_network(s)) for s in (0, 1)]
 with together() as processes:
@@ -301,8 +302,8 @@ with together() as processes:
 def test_two_processes_write_the_rows_of_one_and_calibrate_alike(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "test_runner_plan.py").write_text("from evaluation.test_runner import PLAN\n")
-    tests, source = Path(__file__).parents[1], Path(trueup.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{tests}:{source}", "OMP_NUM_THREADS": "1"}
+    sources = [tmp_path, Path(__file__).parents[1], *(Path(p.__file__).parents[1] for p in (trueup, trueup_lab))]
+    environment = {**os.environ, "PYTHONPATH": ":".join(map(str, sources)), "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for world, command in ((1, [sys.executable]), (2, launch)):
         subprocess.run(

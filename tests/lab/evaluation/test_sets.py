@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from corrupted.conftest import small_root  # noqa: F401  # a data root with a few images in each set
+
 from trueup_lab.data import cifar10
 from trueup_lab.data.corrupted.writer import make
 from trueup_lab.data.corrupted.manifest import Manifest
@@ -79,5 +79,5 @@ def test_cases_are_every_corruption_and_severity_and_the_clean_set():
 
 
 def test_an_unknown_set_is_refused():
-    with pytest.raises(ValueError, match="no benchmark is made of 'svhn'; known: mnist, digits, cifar10, imagenet"):
+    with pytest.raises(ValueError, match="no benchmark for set 'svhn'; known: mnist, digits, cifar10, imagenet"):
         Benchmark("svhn")

@@ -11,23 +11,24 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from trueup_lab.performance import Row
+    from trueup_lab.performance import TimingRow
 
 
 def bench(
-    only: Annotated[list[str] | None, typer.Argument(help="Cases whose names contain one of these; else all.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Default: results/performance_<device>.csv.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw cost over activations into this file.")] = None,
+    only: Annotated[list[str] | None, typer.Argument(help="Only cases whose names contain one of these.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file (default: results/performance_<device>.csv).")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw cost over activations to this file.")] = None,
 ) -> None:
-    """Measure what the correction costs, as multiples of what it is added to.
+    """Measure the cost of the correction, as a multiple of the cost without it.
 
-    Rows of the cases that are measured take the place of older ones in the file; others stay.
+    New rows replace the file's rows of the same cases; other rows stay.
     """
     import torch
 
-    from trueup_lab.performance import CASES, read_rows, write_rows
-    from trueup_lab.performance.rows import device_name, measured_on
+    from trueup_lab.devices import device_name
+    from trueup_lab.performance import CASES, read_timings, write_timings
+    from trueup_lab.performance.rows import measured_on
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = device_name(place).lower().replace("nvidia ", "").replace(" ", "_")
@@ -36,22 +37,22 @@ def bench(
     chosen = [case for case in chosen if not only or any(part.lower() in case.name.lower() for part in only)]
     if not chosen:
         known = "\n  ".join(case.name for case in CASES)
-        typer.echo(f"error: no case for {place} is called {', '.join(only or ())}; there are\n  {known}", err=True)
+        typer.echo(f"error: no case for {place} has a name like {', '.join(only or ())}; known:\n  {known}", err=True)
         raise typer.Exit(2)
     console = Console()
     for case in chosen:
         with console.status(case.name):
             rows = [measured_on(place, row) for row in case.measure(place)]
-        write_rows(path, rows)
+        write_timings(path, rows)
         console.print(_table(rows))
     if figure is not None:
         from trueup_lab.figures import draw_scaling
 
-        typer.echo(f"{draw_scaling(read_rows(path), figure)} drawn")
+        typer.echo(f"{draw_scaling(read_timings(path), figure)} drawn")
     typer.echo(f"{path} written")
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[TimingRow]) -> Table:
     table = Table(title=rows[0].case, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("what", "against", "rows", "cost", "of", "ratio", "to reach"):
         left = column in ("what", "against")
@@ -65,7 +66,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _readable(cost: float) -> str:
-    """Seconds or bytes, in a unit that fits.
+    """Format seconds or bytes in a suitable unit.
 
     >>> _readable(0.0123), _readable(4e-6), _readable(3e9)
     ('12.3 ms', '4 us', '3 GB')

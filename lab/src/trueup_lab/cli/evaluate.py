@@ -15,43 +15,45 @@ from trueup_lab.cli.progress import passes
 from trueup_lab.cli.train import parse_seeds
 
 if TYPE_CHECKING:
-    from trueup_lab.evaluation import Row
+    from trueup_lab.evaluation import EvaluationRow
 
 DEFAULTS = ["uncorrected", "correct", "evidence", "bn-mix", "bn-batch"]
 
 
 def evaluate(
-    models: Annotated[list[str], typer.Argument(help="Files of models, or names of those that come with trueup.")],
+    models: Annotated[list[str], typer.Argument(help="Model files, or names of models that come with trueup.")],
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="As in tables, e.g. correct:lambda1=1.0,lambda2=0.2 or evidence:budget=0.02,least=0; may be "
-            f"repeated. [{', '.join(DEFAULTS)}]"
+            help="Method as spelled in tables, such as correct:lambda1=1.0,lambda2=0.2 or bn-mix:prior=16; repeatable. "
+            f" [{', '.join(DEFAULTS)}]"
         ),
     ] = None,
-    corruption: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    severity: Annotated[list[int] | None, typer.Option(help="Only this one; may be repeated.", min=1, max=5)] = None,
-    stream: Annotated[str, typer.Option(help="single, corruption, mixed or sorted.")] = "corruption",
-    batch: Annotated[int, typer.Option(help="Images a batch, for methods that depend on it.", min=1)] = 200,
-    images: Annotated[int | None, typer.Option(help="Of each test set; all if not given.", min=1)] = None,
-    calibrate: Annotated[int | None, typer.Option(help="Clean images for targets; all if not given.", min=1)] = None,
-    seeds: Annotated[str | None, typer.Option(help="Of a file with many models, as in 0-9 or 0,3.")] = None,
+    corruption: Annotated[list[str] | None, typer.Option(help="Only this corruption; repeatable.")] = None,
+    severity: Annotated[list[int] | None, typer.Option(help="Only this severity; repeatable.", min=1, max=5)] = None,
+    stream: Annotated[
+        str, typer.Option(help="Order of test images: single, corruption, mixed or sorted.")
+    ] = "corruption",
+    batch: Annotated[int, typer.Option(help="Batch size of methods that depend on it.", min=1)] = 200,
+    images: Annotated[int | None, typer.Option(help="Images per test set (default: all).", min=1)] = None,
+    calibrate: Annotated[int | None, typer.Option(help="Clean images for calibration (default: all).", min=1)] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these models of a file, such as 0-9 or 0,3.")] = None,
     data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
-    seed: Annotated[int, typer.Option(help="What generated images and the order of images depend on.")] = 0,
-    origin: Annotated[str | None, typer.Option(help="Ask for published or generated images, and no others.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed for generated images and their order.")] = 0,
+    origin: Annotated[str | None, typer.Option(help="Use only published or only generated images.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.")] = None,
-    targets: Annotated[Path, typer.Option(help="Where calibrations are kept.")] = Path("runs/targets"),
-    out: Annotated[Path, typer.Option(help="The CSV that rows are added to.")] = Path("runs/evaluation.csv"),
+    targets: Annotated[Path, typer.Option(help="Folder for calibrations.")] = Path("runs/targets"),
+    out: Annotated[Path, typer.Option(help="CSV file to append rows to.")] = Path("runs/evaluation.csv"),
 ) -> None:
-    """Test models under corruptions, with and without correction, and its rivals.
+    """Test models under corruptions, with corrections and their rivals.
 
-    Rows are added to OUT as they come; what is there is not measured again, so the same command goes on after an
-    interruption. Runs on the CPU, one GPU, or as many processes as torchrun starts.
+    Rows are appended to OUT as they are measured, and never measured twice: the same command continues after an
+    interruption. Runs on the CPU, on one GPU, or in the processes that torchrun starts.
     """
     from trueup_lab.evaluation import Plan, parse_method, read_rows, read_subjects
     from trueup_lab.evaluation import evaluate as run
-    from trueup_lab.evaluation.processes import own_device, together
+    from trueup_lab.processes import own_device, together
 
     try:
         subjects = [s for name in models for s in read_subjects(name, None if seeds is None else parse_seeds(seeds))]
@@ -88,18 +90,18 @@ def evaluate(
         for table in summaries(rows):
             Console().print(table)
         typer.echo(
-            f"{out}: {len(rows)} rows" if finished else f"stopped at the time limit; the same command goes on ({out})"
+            f"{out}: {len(rows)} rows" if finished else f"stopped at the time limit; the same command continues ({out})"
         )
 
 
-def summaries(rows: list[Row]) -> list[Table]:
-    """A table a model, a line a method: what it needs, and its means over seeds and corrupted sets."""
+def summaries(rows: list[EvaluationRow]) -> list[Table]:
+    """Return one table per model, one line per method: its needs, and means over seeds and corrupted sets."""
     return [_summary(name, [row for row in rows if row.model == name]) for name in dict.fromkeys(r.model for r in rows)]
 
 
-def _summary(name: str, rows: list[Row]) -> Table:
+def _summary(name: str, rows: list[EvaluationRow]) -> Table:
     seeds = len({row.seed for row in rows})
-    title = f"{name}, {seeds} model{'s' * (seeds > 1)}: accuracy in %, calibration error in %, milliseconds an image"
+    title = f"{name}, {seeds} model{'s' * (seeds > 1)}: accuracy in %, calibration error in %, milliseconds per image"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("method", "needs", "stream"):
         table.add_column(column, overflow="fold", no_wrap=column == "stream")

@@ -16,31 +16,33 @@ from trueup_lab.cli.train import parse_seeds
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help="Tables and figures, as --list shows them.")] = None,
-    every: Annotated[bool, typer.Option("--list", help="Show every table and figure, and what each lacks.")] = False,
-    write: Annotated[
-        bool, typer.Option("--report", help="Write the document that sets ours beside the paper's.")
+    names: Annotated[list[str] | None, typer.Argument(help="Names of tables and figures; see --list.")] = None,
+    every: Annotated[
+        bool, typer.Option("--list", help="List every table and figure, and the models it lacks.")
     ] = False,
-    results: Annotated[Path, typer.Option(help="Where models, rows and pictures are.")] = Path("results"),
-    document: Annotated[Path, typer.Option(help="What --report writes.")] = Path("docs/reproduction.md"),
+    write: Annotated[
+        bool, typer.Option("--report", help="Write the document that compares our results with the paper's.")
+    ] = False,
+    results: Annotated[Path, typer.Option(help="Folder of models, rows and pictures.")] = Path("results"),
+    document: Annotated[Path, typer.Option(help="File that --report writes.")] = Path("docs/reproduction.md"),
     data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
-    images: Annotated[int | None, typer.Option(help="Of each test set; all if not given.", min=1)] = None,
-    calibrate: Annotated[int | None, typer.Option(help="Clean images for targets; all if not given.", min=1)] = None,
-    seeds: Annotated[str | None, typer.Option(help="Only these models, as in 0-9 or 0,3.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
+    images: Annotated[int | None, typer.Option(help="Images per test set (default: all).", min=1)] = None,
+    calibrate: Annotated[int | None, typer.Option(help="Clean images for calibration (default: all).", min=1)] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these models, such as 0-9 or 0,3.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.")] = None,
-    targets: Annotated[Path, typer.Option(help="Where calibrations are kept.")] = Path("runs/targets"),
+    targets: Annotated[Path, typer.Option(help="Folder for calibrations.")] = Path("runs/targets"),
 ) -> None:
-    """Measure and draw the paper's tables and figures. The same command goes on after an interruption.
+    """Measure and draw the paper's tables and figures. The same command continues after an interruption.
 
-    Rows are kept in RESULTS/<set>-c.csv, pictures in RESULTS/figures. Runs under torchrun too.
+    Rows are stored in RESULTS/<set>-c.csv, pictures in RESULTS/figures. Also runs under torchrun.
     """
     import time
 
-    from trueup_lab.evaluation.processes import own_device, together
-    from trueup_lab.experiments import experiment, lacking, run
-    from trueup_lab.experiments.report import report
+    from trueup_lab.experiments import experiment, lacking, run_experiment
+    from trueup_lab.experiments.document import report
     from trueup_lab.figures import draw
+    from trueup_lab.processes import own_device, together
 
     began = time.monotonic()
     if every or not (names or write):
@@ -54,7 +56,7 @@ def reproduce(
                 without = lacking(one, results, data)
                 for source in without if first else ():
                     typer.echo(f"{one.name}: {source.missing(results, data)}", err=True)
-                finished = run(
+                finished = run_experiment(
                     one,
                     results,
                     root=data,
@@ -69,12 +71,12 @@ def reproduce(
                 )
                 if not finished:
                     if first:
-                        typer.echo(f"{one.name}: stopped at the time limit; the same command goes on")
+                        typer.echo(f"{one.name}: stopped at the time limit; the same command continues")
                     return
                 if first:
                     for path in draw(one, results, root=data, images=images):
                         typer.echo(f"{one.name}: {path}")
-                    typer.echo(f"{one.name}: done" + (", as far as its models are there" if without else ""))
+                    typer.echo(f"{one.name}: done" + (", for the models that were found" if without else ""))
             if write and first:
                 document.parent.mkdir(parents=True, exist_ok=True)
                 document.write_text(report(results, data))
@@ -85,11 +87,11 @@ def reproduce(
 
 
 def _list(results: Path, data: Path | None) -> Group:
-    """Every experiment with the models it lacks, and then, once each, how to get them."""
+    """Return a table of experiments with the models they lack, and how to get each model."""
     from trueup_lab.experiments import EXPERIMENTS, lacking
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "what", "models that are missing"):
+    for column in ("name", "what", "missing models"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     ways: dict[str, str] = {}
     for one in EXPERIMENTS:

@@ -1,4 +1,4 @@
-"""Evaluation: methods behind one protocol, streams of images, metrics, and a runner that fills a CSV."""
+"""Evaluation: methods behind one protocol, streams of images, metrics, and a runner that fills a CSV file."""
 
 from trueup_lab.evaluation.methods import (
     BatchStatistics,
@@ -14,11 +14,15 @@ from trueup_lab.evaluation.methods import (
     parse_method,
 )
 from trueup_lab.evaluation.metrics import accuracy, calibration_error, mean_corruption_error
-from trueup_lab.evaluation.rows import Row, read_rows
-from trueup_lab.evaluation.runner import Plan, Progress, evaluate
+from trueup_lab.evaluation.rows import EvaluationRow, read_rows
+from trueup_lab.evaluation.runner import EvaluationProgress, Plan, evaluate
 from trueup_lab.evaluation.sets import Benchmark, Case
 from trueup_lab.evaluation.streams import STREAMS, Stream
 from trueup_lab.evaluation.subjects import Subject, read_subjects
+
+# The old names, until figures and cli.progress import the new ones.
+Row = EvaluationRow
+Progress = EvaluationProgress
 
 __all__ = [
     "STREAMS",
@@ -27,6 +31,8 @@ __all__ = [
     "Case",
     "Correct",
     "CorrectMixed",
+    "EvaluationProgress",
+    "EvaluationRow",
     "Method",
     "Mixed",
     "Needs",

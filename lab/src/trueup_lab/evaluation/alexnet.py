@@ -1,4 +1,4 @@
-"""AlexNet's errors on ImageNet-C: what corruption errors are divided by.
+"""AlexNet's errors on ImageNet-C, by which corruption errors are divided.
 
 Mean over the five severities, as published by Hendrycks and Dietterich (2019) in the README of their repository,
 github.com/hendrycks/robustness, under "AlexNet ImageNet-C Error".
@@ -23,7 +23,7 @@ ERRORS = {
     "pixelate": 0.717840,
     "jpeg_compression": 0.606500,
 }
-"""Of the 15 corruptions that make up the mCE."""
+"""Errors on the 15 corruptions of the mCE."""
 
 EXTRA_ERRORS = {
     "speckle_noise": 0.845388,
@@ -31,4 +31,4 @@ EXTRA_ERRORS = {
     "spatter": 0.717512,
     "saturate": 0.658248,
 }
-"""Of the four further ones, meant for validation."""
+"""Errors on the four extra corruptions, meant for validation."""

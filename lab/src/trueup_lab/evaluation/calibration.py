@@ -1,15 +1,16 @@
-"""The subjects' targets: calibrated once, kept in a folder."""
+"""Calibration of the subjects: once per subject, with targets kept in a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from trueup import Targets, calibrate, sites
-from trueup_lab.evaluation.processes import Processes
 from trueup_lab.evaluation.sets import Benchmark
 from trueup_lab.evaluation.subjects import Subject
+from trueup_lab.processes import ALONE, Processes
 
 
 def targets_of(
@@ -20,20 +21,28 @@ def targets_of(
     *,
     folder: Path,
     batch: int,
-    processes: Processes,
+    processes: Processes = ALONE,
 ) -> Targets:
-    """The targets of a subject, whose `model` is on the benchmark's device, from `count` clean images.
+    """Return the targets of a subject from `count` clean images (None: all).
 
-    Read from `folder` where an earlier call left them, unless an earlier version did, which left out norms or the
-    gate. Many processes calibrate on a part of the images each; all get the targets of all, and all must call this.
+    `model` is the subject's model on the benchmark's device. Targets are read from `folder` if an earlier call saved
+    them there, unless an earlier version did, which lacked norms or the gate. Several processes calibrate on a part of
+    the images each; all of them must call this, and all get the targets of all images.
     """
     path = folder / f"{subject.key}-{benchmark.calibration_count(count)}.trueup.safetensors"
     if path.exists():
         targets = Targets.load(path)
         if targets.gate or not sites(model, kind="norm"):
             return targets
-    images = benchmark.calibration(count, batch=batch, part=(processes.rank, processes.world))
-    targets = calibrate(model, (subject.normalisation(part) for part in images))
+    targets = calibrate(model, clean_images(subject, benchmark, count, batch=batch, processes=processes))
     if processes.rank == 0:
         targets.save(path)
     return targets
+
+
+def clean_images(
+    subject: Subject, benchmark: Benchmark, count: int | None, *, batch: int, processes: Processes = ALONE
+) -> Iterator[Tensor]:
+    """Yield this process's part of the clean images, normalised for the subject."""
+    images = benchmark.calibration(count, batch=batch, part=(processes.rank, processes.world))
+    return (subject.normalisation(part) for part in images)

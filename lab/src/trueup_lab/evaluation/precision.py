@@ -1,4 +1,4 @@
-"""Float32 that is float32: numbers in tables must not depend on the short cuts that a GPU may take."""
+"""Full float32 precision, so that numbers in tables do not depend on a GPU's shortcuts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trueup_lab.data.corruptions.arithmetic import full_precision
 
 @contextmanager
 def measured_precision() -> Iterator[None]:
-    """Matrix products and convolutions without TF32, whatever the user has allowed."""
+    """Compute matrix products and convolutions without TF32, regardless of the user's settings."""
     convolution = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = convolution.fp32_precision
     try:

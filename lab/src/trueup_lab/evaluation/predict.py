@@ -1,4 +1,4 @@
-"""What a network says to a stream of images: confidence and correctness, image by image."""
+"""Predictions of a network on a stream of images: confidence and correctness per image."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trueup_lab.evaluation.methods import Network
 
 
 class Predictions:
-    """What has been predicted so far of `count` images, and how long that took.
+    """Predictions for `count` images so far, and the time they took.
 
-    Everything stays on the device, in the order of the test set and not of the stream, so that no result depends on
-    how the images were cut into batches.
+    They stay on the device, in the order of the test set rather than of the stream, so that no result depends on how
+    images are batched.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class Predictions:
         batch: int,
         gradients: bool = False,
     ) -> None:
-        """Show `network` the uint8 `images`, `batch` at a time; they stand at `positions` of the test set."""
+        """Classify the uint8 `images`, `batch` at a time. `positions` are their places in the test set."""
         _synchronise(images.device)
         began = time.perf_counter()
         for part in range(0, len(images), batch):

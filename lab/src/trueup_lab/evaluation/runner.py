@@ -1,6 +1,6 @@
-"""The runner: models x methods x test sets to rows, appended as they come, never twice.
+"""The runner: measures models x methods x test sets and appends a row for each, never twice.
 
-Loops run from what is dear to what is cheap: a corrupted set is made once, and shown to all models and methods.
+The outer loops are the expensive ones: a corrupted set is made once and shown to all models and methods.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trueup import Targets, __version__
+from trueup import __version__
 from trueup_lab.data.corrupted import Origin
-from trueup_lab.evaluation.calibration import targets_of
-from trueup_lab.evaluation.methods import Forgetful, Method, Network, is_continual
+from trueup_lab.devices import device_name
+from trueup_lab.evaluation.calibration import clean_images, targets_of
+from trueup_lab.evaluation.methods import Calibrating, Forgetful, Method, Network, is_continual
 from trueup_lab.evaluation.metrics import accuracy, calibration_error
 from trueup_lab.evaluation.precision import measured_precision
 from trueup_lab.evaluation.predict import Predictions
-from trueup_lab.evaluation.processes import ALONE, Processes
-from trueup_lab.evaluation.rows import Row, append_rows, begin, read_rows
+from trueup_lab.evaluation.rows import EvaluationRow
 from trueup_lab.evaluation.sets import Benchmark, Case, TestSet
 from trueup_lab.evaluation.streams import Stream, check_stream, order
 from trueup_lab.evaluation.subjects import Subject
-from trueup_lab.training.describe import device_name
+from trueup_lab.processes import ALONE, Processes
+from trueup_lab.tables import append_rows, read_table, start_table
 
-# Pixel values shown to a network at a time, where the method does not care: what a GPU needs to be busy, and what a
-# CPU's cache holds; and bytes of images held at a time.
+# Pixel values per forward pass of a stateless method: enough to keep a GPU busy, few enough for a CPU's cache.
 _PASS = {"cuda": 1 << 23, "cpu": 1 << 18}
-_CHUNK = {"cuda": 1 << 31, "cpu": 1 << 28}
+_CHUNK = {"cuda": 1 << 31, "cpu": 1 << 28}  # bytes of images held at a time
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured. `only` picks corruptions; `batch` is for methods that depend on it.
+    """What to measure.
 
-    `images` limits the test sets, `calibrate` the clean images that targets are made of; None is all.
+    `only` selects corruptions; `batch` is the batch size of methods that depend on it. `images` limits the test sets
+    and `calibrate` the clean images for calibration; None means all.
     """
 
     methods: tuple[Method, ...]
@@ -56,15 +57,15 @@ class Plan:
     def __post_init__(self) -> None:
         check_stream(self.stream)
         if self.batch < 1:
-            raise ValueError(f"batch={self.batch}: want one image at least")
+            raise ValueError(f"batch={self.batch}: expected at least one image")
         names = [method.name for method in self.methods]
         if len(set(names)) != len(names):
-            raise ValueError(f"two methods have one name: {', '.join(names)}")
+            raise ValueError(f"methods={', '.join(names)}: two have the same name; leave one out")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a run stands: passes of one model and method over one or more test sets."""
+class EvaluationProgress:
+    """Progress of a run, in passes of one model and method over one or more test sets."""
 
     done: int
     total: int
@@ -73,7 +74,7 @@ class Progress:
 
     @property
     def left(self) -> float:
-        """Seconds left, at the pace so far; 0 before there is one."""
+        """Estimated seconds left; 0 before the first pass is done."""
         return self.seconds / self.done * (self.total - self.done) if self.done else 0.0
 
 
@@ -88,21 +89,21 @@ def evaluate(
     time_limit: float | None = None,
     pass_size: int | None = None,
     processes: Processes = ALONE,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[EvaluationProgress], None] = lambda _: None,
 ) -> bool:
-    """Measure what is missing from the CSV `out`; returns whether all is there now.
+    """Measure what is missing from the CSV file `out`. Return whether it is complete now.
 
-    Rows are appended as they come, so a killed run goes on where it was. With a `time_limit` in seconds it stops by
-    itself, between two passes, when another might not fit. Methods that a model cannot take (batch norm) are left
-    out. `pass_size` is how many images stateless methods see at a time: it changes the speed and nothing else.
-    `targets` is a folder where calibrations are kept. Under torchrun, give each process its `processes`: test sets are
-    shared out, and the rows are the same.
+    Rows are appended as they are measured, so a killed run continues where it stopped. With a `time_limit` in seconds
+    the run stops between two passes when another might not fit. Methods that a model does not support (no batch norm)
+    are skipped. `pass_size` is the number of images per forward pass of stateless methods; it changes only the speed.
+    `targets` is the folder for calibrations. Under torchrun, pass each process its `processes`: they share the test
+    sets, and the rows are the same.
     """
     if processes.rank == 0:
-        begin(out)
+        start_table(out, EvaluationRow)
     processes.wait()
-    done = {row.key for row in read_rows(out)}
-    processes.wait()  # nobody adds a row before all have read
+    done = {row.key for row in read_table(out, EvaluationRow)}
+    processes.wait()  # no process appends before all have read
     clock = _Clock(time_limit)
     benchmarks = {
         name: Benchmark(name, root=root, images=plan.images, seed=plan.seed, origin=plan.origin, device=device)
@@ -120,15 +121,15 @@ def evaluate(
         if processes.any(clock.stops("calibration")):
             return False
         with clock.timing("calibration"):
-            bench.targets(benchmark, pair.subject)
+            bench.targets(benchmark, pair)
     mine = [job for number, job in enumerate(work) if processes.mine(number)]
     return not processes.any(not _work_off(mine, bench, clock, out, report))
 
 
 def _work_off(
-    jobs: list[_Job], bench: _Workbench, clock: _Clock, out: str | Path, report: Callable[[Progress], None]
+    jobs: list[_Job], bench: _Workbench, clock: _Clock, out: str | Path, report: Callable[[EvaluationProgress], None]
 ) -> bool:
-    """Do the jobs, appending their rows; whether all were done in time."""
+    """Do the jobs and append their rows. Return whether all were done in time."""
     total, finished = sum(len(job.pairs) for job in jobs), 0
     for job in jobs:
         for rows in bench.run(job, clock):
@@ -138,7 +139,7 @@ def _work_off(
             finished += 1
             last = rows[-1]
             what = f"{last.model} {last.seed}, {last.method}, {last.corruption} {last.severity}"
-            report(Progress(finished, total, clock.elapsed, what))
+            report(EvaluationProgress(finished, total, clock.elapsed, what))
     return True
 
 
@@ -160,10 +161,10 @@ class _Pair:
 
 @dataclass(frozen=True)
 class _Job:
-    """Stages of test sets, each shown as one stream to each of the pairs.
+    """Stages of test sets, each shown as one stream to each pair.
 
-    Methods that forget (or have nothing to) have one stage a job; a continual one has all stages in one job, for its
-    answers in the last depend on all before.
+    A continual method gets all stages in one job, since its answers depend on all stages before; for other methods a
+    job has one stage.
     """
 
     benchmark: Benchmark
@@ -174,7 +175,7 @@ class _Job:
 def _jobs(
     benchmark: Benchmark, subjects: Iterable[Subject], plan: Plan, done: set[tuple[object, ...]]
 ) -> list[tuple[list[list[Case]], list[_Pair]]]:
-    """What is left to do, in the order to do it."""
+    """Return the jobs that are left, in order."""
     cases = benchmark.cases(plan.severities, plan.only)
     stages = benchmark.groups(cases) if plan.stream == "mixed" else [[case] for case in cases]
     pairs = [
@@ -211,10 +212,10 @@ def _row(
     seen: tuple[Tensor, Tensor] | None = None,
     ms: float = 0.0,
     device: str = "",
-) -> Row:
-    """The row of a pair and test set; without `seen` (confidence, correct), only its key is right."""
+) -> EvaluationRow:
+    """Return the row of a pair and test set. Without `seen` (confidence, correct), only its key is valid."""
     needs, subject = pair.method.needs, pair.subject
-    return Row(
+    return EvaluationRow(
         model=subject.name,
         seed=subject.seed,
         method=pair.method.name,
@@ -238,17 +239,17 @@ def _row(
 
 
 class _Workbench:
-    """Models on the device, their targets, and the networks made of both; each is made when it is first needed."""
+    """Models on the device, their calibrations, and the prepared networks, each made when first needed."""
 
     def __init__(self, plan: Plan, folder: Path, pass_size: int | None, processes: Processes) -> None:
         self.plan, self.folder, self.pass_size, self.processes = plan, folder, pass_size, processes
         self._models: dict[str, nn.Module] = {}
-        self._targets: dict[str, Targets] = {}
+        self._targets: dict[tuple[str, str], object] = {}
         self._networks: dict[tuple[str, str], Network] = {}
 
-    def run(self, job: _Job, clock: _Clock) -> Iterable[list[Row] | None]:
-        """The rows of each pair as they come, of all stages at once; None, and no more, where time is up."""
-        rows: dict[tuple[str, str], list[Row]] = {pair.name: [] for pair in job.pairs}
+    def run(self, job: _Job, clock: _Clock) -> Iterable[list[EvaluationRow] | None]:
+        """Yield the rows of each pair, of all stages at once; yield None and stop when time is up."""
+        rows: dict[tuple[str, str], list[EvaluationRow]] = {pair.name: [] for pair in job.pairs}
         for pair in job.pairs:
             if pair.method.needs.memory and isinstance(network := self._network(job.benchmark, pair), Forgetful):
                 network.reset()
@@ -264,7 +265,7 @@ class _Workbench:
                     yield rows[pair.name]
 
     def _show(self, job: _Job, sets: list[TestSet], clock: _Clock) -> Iterable[tuple[_Pair, Predictions] | None]:
-        """Show the sets, as one stream, to every pair of a job. A pair comes when it has seen all; None: time is up."""
+        """Show the sets as one stream to every pair. Yield a pair when it has seen all, or None when time is up."""
         device = job.benchmark.device
         labels = torch.cat([test.labels for test in sets])
         arriving = order(self.plan.stream, labels, seed=self.plan.seed)
@@ -297,13 +298,13 @@ class _Workbench:
                 if number == len(chunks) - 1:
                     yield pair, seen[pair.name]
 
-    def _rows(self, job: _Job, pair: _Pair, sets: list[TestSet], seen: Predictions) -> list[Row]:
+    def _rows(self, job: _Job, pair: _Pair, sets: list[TestSet], seen: Predictions) -> list[EvaluationRow]:
         ms = 1000 * seen.seconds / len(seen.correct)
         sizes = [len(test.labels) for test in sets]
         parts = zip(torch.split(seen.confidence, sizes), torch.split(seen.correct, sizes), strict=True)
-        calibrated = self._targets[pair.subject.key].images if pair.method.needs.targets else 0
+        calibrated = job.benchmark.calibration_count(self.plan.calibrate) if pair.method.needs.targets else 0
         more = {"calibrated": calibrated, "sequence": _digest(job.stages), "ms": ms}
-        device = device_name(str(job.benchmark.device))
+        device = device_name(job.benchmark.device)
         return [
             _row(pair, self.plan, test, **more, seen=part, device=device)  # type: ignore[arg-type]
             for test, part in zip(sets, parts, strict=True)
@@ -314,7 +315,7 @@ class _Workbench:
         return 1 if self.plan.stream == "single" else self.plan.batch
 
     def _chunk(self, benchmark: Benchmark) -> int:
-        """How many images to hold at a time: whole batches."""
+        """Number of images to hold at a time, in whole batches."""
         image = 3 * 224**2 if benchmark.name == "imagenet" else 3 * 32**2
         held = _CHUNK["cpu" if benchmark.device.type == "cpu" else "cuda"]
         return max(1, held // image // self._batch) * self._batch
@@ -327,35 +328,37 @@ class _Workbench:
             self._models[subject.key] = copy.deepcopy(subject.model).eval().to(benchmark.device)
         return self._models[subject.key]
 
-    def targets(self, benchmark: Benchmark, subject: Subject) -> Targets:
-        """The subject's targets."""
-        if subject.key not in self._targets:
+    def targets(self, benchmark: Benchmark, pair: _Pair) -> object:
+        """Return the calibration that a method needs: its own kind, or the subject's targets."""
+        own = isinstance(pair.method, Calibrating)
+        key = pair.name if own else (pair.subject.key, "")
+        if key not in self._targets:
             with measured_precision():
-                self._targets[subject.key] = targets_of(
-                    subject,
-                    self._model(benchmark, subject),
-                    benchmark,
-                    self.plan.calibrate,
-                    folder=self.folder,
-                    batch=self._pass_size(benchmark.open(Case("identity", 0)).take(torch.tensor([0]))),
-                    processes=self.processes,
-                )
-        return self._targets[subject.key]
+                self._targets[key] = self._calibrate(benchmark, pair)
+        return self._targets[key]
+
+    def _calibrate(self, benchmark: Benchmark, pair: _Pair) -> object:
+        subject, count = pair.subject, self.plan.calibrate
+        model = self._model(benchmark, subject)
+        batch = self._pass_size(benchmark.open(Case("identity", 0)).take(torch.tensor([0])))
+        if isinstance(pair.method, Calibrating):
+            return pair.method.calibrate(model, clean_images(subject, benchmark, count, batch=batch))
+        return targets_of(subject, model, benchmark, count, folder=self.folder, batch=batch, processes=self.processes)
 
     def _network(self, benchmark: Benchmark, pair: _Pair) -> Network:
         if pair.name not in self._networks:
-            targets = self.targets(benchmark, pair.subject) if pair.method.needs.targets else None
+            targets = self.targets(benchmark, pair) if pair.method.needs.targets else None
             self._networks[pair.name] = pair.method.prepare(self._model(benchmark, pair.subject), targets)
         return self._networks[pair.name]
 
 
 def _digest(stages: list[list[Case]]) -> str:
-    """A short name for a sequence of test sets."""
+    """Return a short hash of a sequence of test sets."""
     return hashlib.blake2b(repr(stages).encode(), digest_size=2).hexdigest()
 
 
 def _take(sets: list[TestSet], flat: Tensor) -> Tensor:
-    """The images at `flat` positions of the sets laid one after another."""
+    """Return the images at positions `flat` of the concatenated sets."""
     if len(sets) == 1:
         return sets[0].take(flat)
     first, images = 0, None
@@ -370,7 +373,7 @@ def _take(sets: list[TestSet], flat: Tensor) -> Tensor:
 
 
 class _Clock:
-    """Says when to stop: when the slowest of the pieces to come, seen so far, might not fit any more."""
+    """Time limit: stops when another piece, as slow as the slowest so far, might not fit."""
 
     def __init__(self, limit: float | None) -> None:
         self.began, self.limit = time.monotonic(), limit
@@ -382,7 +385,7 @@ class _Clock:
 
     def stops(self, *kinds: str) -> bool:
         ahead = sum(self.slowest.get(kind, 0.0) for kind in kinds)
-        # A third more, because the next piece may be slower.
+        # 30 % more, since the next piece may be slower.
         return self.limit is not None and self.elapsed + 1.3 * ahead > self.limit
 
     @contextmanager

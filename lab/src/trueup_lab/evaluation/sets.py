@@ -1,4 +1,4 @@
-"""Test sets as the runner wants them: clean and corrupted, some or all images, made or read on a device."""
+"""Clean and corrupted test sets on a device, read from disk or generated."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from trueup_lab.data.root import data_root
 from trueup_lab.data.sets import SETS
 
 CLEAN = "identity"
-"""The name of the clean test set among the corrupted ones, as MNIST-C has it."""
+"""The name of the clean test set among the corrupted ones, as in MNIST-C."""
 
 FAMILIES = {"mnist": "mnist-c", "digits": "mnist-c", "cifar10": "cifar10-c", "imagenet": "imagenet-c"}
-"""Whose corruptions each set is tested under."""
+"""The corruption benchmark of each set."""
 
-_KEEP = 1 << 33  # bytes of clean ImageNet images that are kept rather than read again for every corruption
+_KEEP = 1 << 33  # bytes of clean ImageNet images to keep rather than read again for every corruption
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test set of a benchmark: a corruption and its severity, 0 where it has none."""
+    """One test set of a benchmark: a corruption and its severity (0 if it has none)."""
 
     corruption: str
     severity: int
@@ -38,9 +38,9 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class TestSet:
-    """The images of one case. `take(positions)` gives some of them, uint8 `(n, C, H, W)` on the device."""
+    """The images of one case. `take(positions)` returns some of them, uint8 `(n, C, H, W)` on the device."""
 
-    __test__ = False  # says to pytest that this is no test
+    __test__ = False  # not a test class for pytest
 
     case: Case
     labels: Tensor  # (images,) int64, on the CPU
@@ -51,8 +51,9 @@ class TestSet:
 class Benchmark:
     """A set and its corrupted variants, opened for testing.
 
-    `images` limits the test to so many, spread evenly over the set. Corrupted images are read where they are there,
-    else made from `seed`; `origin` asks for one of the two. The same image is in the same place of every test set.
+    `images` limits the number of test images, spread evenly over the set. Corrupted images are read if they are on
+    disk, and otherwise generated from `seed`; `origin` requires one of the two. Every test set has the same images in
+    the same order.
     """
 
     def __init__(
@@ -66,21 +67,21 @@ class Benchmark:
         device: torch.device | str = "cpu",
     ) -> None:
         if name not in FAMILIES:
-            raise ValueError(f"no benchmark is made of {name!r}; known: {', '.join(FAMILIES)}")
+            raise ValueError(f"no benchmark for set {name!r}; known: {', '.join(FAMILIES)}")
         self.name, self.family = name, FAMILIES[name]
         self.root, self.seed, self.origin, self.device = root, seed, origin, torch.device(device)
         self._large = name == "imagenet"
         available = self._available
         if images is not None and not 1 <= images <= len(available):
-            raise ValueError(f"{images} images of {name} asked for; there are {len(available)}")
+            raise ValueError(f"images={images}: {name} has {len(available)} test images; ask for 1 to {len(available)}")
         count = len(available) if images is None else images
         self.numbers = available[torch.arange(count) * len(available) // count]  # of the images, in the whole set
 
     def cases(self, severities: Sequence[int] = (1, 2, 3, 4, 5), only: Sequence[str] = ()) -> list[Case]:
-        """The clean set, and every corruption at these severities (MNIST-C: at the one it is published in)."""
+        """Return the clean set and every corruption at these severities (MNIST-C: at its published severity)."""
         names = [name for name in corruptions(self.family) if name != CLEAN]
         if unknown := [name for name in only if name not in (CLEAN, *names)]:
-            raise ValueError(f"{unknown[0]!r} is no corruption of {self.family}; there are {CLEAN}, {', '.join(names)}")
+            raise ValueError(f"{unknown[0]!r} is no corruption of {self.family}; known: {CLEAN}, {', '.join(names)}")
         chosen = [name for name in names if not only or name in only]
         clean = [Case(CLEAN, 0)] if not only or CLEAN in only else []
         if self.family == "mnist-c":
@@ -88,7 +89,7 @@ class Benchmark:
         return clean + [Case(name, severity) for name in chosen for severity in severities]
 
     def groups(self, cases: Iterable[Case]) -> list[list[Case]]:
-        """The cases that a mixed stream mixes: those of one severity, the clean one apart."""
+        """Return the groups of a mixed stream: the cases of one severity, with the clean set apart."""
         by_severity: dict[int, list[Case]] = {}
         for case in cases:
             mnist = self.family == "mnist-c" and case.corruption != CLEAN
@@ -96,7 +97,7 @@ class Benchmark:
         return list(by_severity.values())
 
     def open(self, case: Case) -> TestSet:
-        """The test set of a case. Nothing is made until it is taken."""
+        """Return the test set of a case. Images are made only when taken."""
         if case.corruption == CLEAN:
             return TestSet(case, self._labels, "clean", self._clean)
         found = self._published(case)
@@ -119,9 +120,9 @@ class Benchmark:
         )
 
     def calibration(self, count: int | None = None, *, batch: int, part: tuple[int, int] = (0, 1)) -> Iterator[Tensor]:
-        """Clean images to calibrate on, uint8, `batch` at a time: `count` training images, or all.
+        """Yield clean uint8 images for calibration, `batch` at a time: `count` training images, or all.
 
-        Where ImageNet's training images are not there, validation images that are not tested on. `part` (k, n) gives
+        Without ImageNet's training images, validation images that are not tested on are used. `part` (k, n) selects
         the k-th of n shares of the batches.
         """
         first, step = part
@@ -134,7 +135,7 @@ class Benchmark:
         yield from (some.to(self.device) for some in torch.split(chosen, batch)[first::step])
 
     def calibration_count(self, count: int | None = None) -> int:
-        """How many images `calibration(count)` gives."""
+        """Return the number of images that `calibration(count)` yields."""
         there = len(self._untested[1]) if self._large else len(self._train)
         return len(_spread(there, count))
 
@@ -170,10 +171,10 @@ class Benchmark:
 
     @cached_property
     def _available(self) -> Tensor:
-        """The numbers of the images that may be tested."""
+        """Numbers of the images available for testing."""
         if not self._large:
             return torch.arange(len(self._test))
-        # Where clean validation images must serve for calibration too, every other one is tested on.
+        # If validation images must serve for calibration too, every other one is tested on.
         return torch.arange(0, len(self._folder), 1 if self._train_folder else 2)
 
     @property
@@ -195,7 +196,7 @@ class Benchmark:
 
     @cached_property
     def _pixels(self) -> Tensor | None:
-        """All clean images on the device, or None where they are too many."""
+        """All clean images on the device, or None if there are too many."""
         if not self._large:
             return self._test.images[self.numbers].to(self.device)
         if len(self.numbers) * 3 * 224**2 > _KEEP:
@@ -209,13 +210,13 @@ class Benchmark:
 
 
 def _read(folder: ImageFolder, numbers: Tensor) -> Tensor:
-    """The images `numbers` of a folder. Pillow decodes outside the interpreter's lock, so threads help."""
+    """Read images of a folder by number. Pillow decodes without the interpreter's lock, so threads help."""
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         return torch.stack([pixels for pixels, _ in pool.map(folder.__getitem__, numbers.tolist())])
 
 
 def _spread(there: int, count: int | None) -> Tensor:
-    """`count` positions spread evenly over `there`; all where there are not so many, or None was asked for.
+    """Return `count` positions spread evenly over `there`; all positions if there are fewer, or for None.
 
     >>> _spread(10, 4)
     tensor([0, 2, 5, 7])

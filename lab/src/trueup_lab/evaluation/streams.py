@@ -1,4 +1,4 @@
-"""Streams: in which order, and beside which others, test images arrive."""
+"""Streams: the order and the batches in which test images arrive."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ images from all corruptions (of one severity). `sorted`: batches of one corrupti
 
 
 def order(stream: Stream, labels: Tensor, *, seed: int = 0) -> Tensor:
-    """The order in which the images with these `labels` `(n,)` arrive: a permutation `(n,)`, drawn from `seed`.
+    """Return the order in which images with these `labels` `(n,)` arrive: a permutation `(n,)` drawn from `seed`.
 
-    For `mixed`, `labels` are those of all the corrupted sets, one after another.
+    For `mixed`, `labels` are those of all corrupted sets, concatenated.
 
     >>> labels = torch.tensor([1, 0, 1, 0])
     >>> labels[order("sorted", labels)].tolist()
@@ -30,6 +30,6 @@ def order(stream: Stream, labels: Tensor, *, seed: int = 0) -> Tensor:
 
 
 def check_stream(stream: str) -> None:
-    """Refuse what is no stream."""
+    """Raise unless `stream` is one of `STREAMS`."""
     if stream not in STREAMS:
         raise ValueError(f"unknown stream {stream!r}; known: {', '.join(STREAMS)}")

@@ -1,4 +1,4 @@
-"""Subjects: the trained models under test, with what it takes to feed them and to name them."""
+"""Subjects: trained models under test, with their normalisation and their names."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Subject:
 
     name: str
     seed: int
-    set: str  # that it was trained on
+    set: str  # training set
     norm: str
     normalisation: Normalisation
-    checkpoint: str  # the first digits of the SHA-256 of its file
+    checkpoint: str  # first digits of the SHA-256 of its file
     model: nn.Module
 
     @property
     def key(self) -> str:
-        """A name for files.
+        """A name for use in file names.
 
         >>> Subject("a", 3, "mnist", "bn", NORMALISATION["mnist"], "0123abcd", nn.ReLU()).key
         'a-3-0123abcd'
@@ -37,25 +37,25 @@ class Subject:
         return f"{self.name}-{self.seed}-{self.checkpoint}"
 
     def takes(self, method: Method) -> bool:
-        """Whether a method can be applied to this model."""
+        """Return whether a method can be applied to this model."""
         return has_batch_norm(self.model) or not method.needs.batch_norm
 
 
 def read_subjects(where: str | os.PathLike[str], seeds: Sequence[int] | None = None) -> list[Subject]:
-    """The models of a file (trueup's own format, or a published checkpoint), or of the package, by name.
+    """Return the models of a file (trueup's own format or a published checkpoint), or a bundled model by name.
 
-    `seeds` picks some of a file that has many.
+    `seeds` selects models from a file that has several.
     """
     path = Path(where)
     if not path.is_file():
         if str(where) not in models.names():
             known = ", ".join(models.names())
-            raise ValueError(f"{where} is neither a file nor a model that comes with trueup ({known})")
+            raise ValueError(f"{where} is neither a file nor a model that comes with trueup; known models: {known}")
         path = models.zoo.FOLDER / f"{where}.safetensors"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     try:
         record = models.read_record(path)
-    except ValueError:  # not of our format
+    except ValueError:  # not our format
         model = models.load_public(path)
         trained_on = "cifar10" if isinstance(model, models.ResNet20) else "imagenet"
         norm = "bn" if has_batch_norm(model) else "other"

@@ -1,9 +1,9 @@
 """Experiments: every table and figure of the paper as data, the paper's numbers, running them, reporting on them."""
 
-from trueup_lab.experiments.paper import Cell, paper
-from trueup_lab.experiments.run import lacking, rows_file, run
+from trueup_lab.experiments.aggregate import Measured, cells, differences
+from trueup_lab.experiments.published import Cell, paper
+from trueup_lab.experiments.runs import lacking, rows_file, run_experiment
 from trueup_lab.experiments.specs import EXPERIMENTS, Column, Experiment, experiment
-from trueup_lab.experiments.tables import Measured, cells, differences
 
 __all__ = [
     "EXPERIMENTS",
@@ -17,5 +17,5 @@ __all__ = [
     "lacking",
     "paper",
     "rows_file",
-    "run",
+    "run_experiment",
 ]

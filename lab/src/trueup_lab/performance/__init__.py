@@ -1,6 +1,8 @@
-"""What the correction costs: every number a ratio of two things measured side by side."""
+"""The cost of the correction. Every number is a ratio of two costs measured side by side."""
 
-from trueup_lab.performance.cases import CASES, Case
-from trueup_lab.performance.rows import Row, read_rows, write_rows
+from trueup_lab.performance.cases import CASES, PerformanceCase
+from trueup_lab.performance.rows import TimingRow, read_timings, write_timings
 
-__all__ = ["CASES", "Case", "Row", "read_rows", "write_rows"]
+Row = TimingRow  # the old name, until the figures import TimingRow
+
+__all__ = ["CASES", "PerformanceCase", "Row", "TimingRow", "read_timings", "write_timings"]

@@ -1,4 +1,4 @@
-"""What is measured, and what the ratio is to be at most."""
+"""The cases to measure, and the upper bounds that their ratios should meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trueup
 from trueup import functional, kernels
 from trueup_lab import models
 from trueup_lab.evaluation.methods import BatchStatistics, Method, Mixed, Tent
-from trueup_lab.performance.rows import Row
+from trueup_lab.performance.rows import TimingRow
 from trueup_lab.performance.timing import captured, peak_memory, side_by_side
 
 PAPERS = {"resnet50": trueup.Correction(0.5, 0.5), "resnet20": trueup.Correction(1.0, 0.2)}
@@ -22,16 +22,16 @@ RIVALS: dict[str, Method] = {"BN batch": BatchStatistics(), "BN mix": Mixed(), "
 
 
 @dataclass(frozen=True)
-class Case:
-    """One or more rows of the table; `needs` is the kind of device that it can be measured on, or "" for any."""
+class PerformanceCase:
+    """One or more rows of the table. `needs` is the kind of device it requires, or "" for any."""
 
     name: str
     needs: str
-    measure: Callable[[torch.device], Iterator[Row]]
+    measure: Callable[[torch.device], Iterator[TimingRow]]
 
 
-def _operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iterator[Row]]:
-    def measure(device: torch.device) -> Iterator[Row]:
+def _operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iterator[TimingRow]]:
+    def measure(device: torch.device) -> Iterator[TimingRow]:
         times = side_by_side(_on_device(_operator_works(batch, n, device), device), device)
         for name in ("correction", "correction by sorting"):
             yield _row(
@@ -41,8 +41,8 @@ def _operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iter
     return measure
 
 
-def _scaling(device: torch.device) -> Iterator[Row]:
-    """From a thousand to ten million activations, and from one row to many."""
+def _scaling(device: torch.device) -> Iterator[TimingRow]:
+    """Vary the number of activations from a thousand to ten million, and the number of rows from 1 to 1024."""
     largest = 10_000_000
     shapes = [(4, n) for n in (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, largest)]
     shapes += [(batch, 16_384) for batch in (1, 4, 16, 64, 256, 1024)]
@@ -56,7 +56,7 @@ def _scaling(device: torch.device) -> Iterator[Row]:
 
 
 def _on_device(works: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, Callable[[], Any]]:
-    """What the device takes: to start a kernel takes longer than a small one runs, so they are started as graphs."""
+    """On a GPU, capture the work as CUDA graphs: launching a small kernel takes longer than running it."""
     return {name: captured(work) for name, work in works.items()} if device.type == "cuda" else works
 
 
@@ -76,7 +76,7 @@ def _operator_works(batch: int, n: int, device: torch.device) -> dict[str, Calla
 
 @dataclass(frozen=True)
 class _Network:
-    """A network, the batches that it gets, and how it is run."""
+    """A network, its batches, and the way it is run."""
 
     kind: str  # resnet20 or resnet50
     batch: int
@@ -87,7 +87,7 @@ class _Network:
     rivals: bool = False
     threads: int | None = None
 
-    def __call__(self, device: torch.device, reach: float, case: str) -> Iterator[Row]:
+    def __call__(self, device: torch.device, reach: float, case: str) -> Iterator[TimingRow]:
         threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
         torch.set_num_threads(self.threads or threads)
         torch.backends.cudnn.allow_tf32 = self.tf32
@@ -111,7 +111,7 @@ class _Network:
             torch.set_float32_matmul_precision(precision)
 
     def make(self, device: torch.device) -> tuple[nn.Module, trueup.Targets, Tensor]:
-        """The model, in its precision and layout, its targets, and a batch."""
+        """Return the model in its precision and layout, its targets, and a batch."""
         torch.manual_seed(0)
         if self.kind == "resnet20":
             model, size = models.load("resnet20-bn-cifar10").to(device), 32
@@ -128,19 +128,19 @@ class _Network:
             network = torch.compile(network, fullgraph=True)
 
         def work() -> Any:
-            # TENT takes gradients; torch.inference_mode would not let it.
+            # TENT takes gradients, which torch.inference_mode forbids.
             with torch.inference_mode(isinstance(network, nn.Module)), torch.no_grad():
                 return network(x)
 
         return captured(work) if self.how == "graph" else work
 
 
-def _network(name: str, needs: str, reach: float, **options: Any) -> Case:
+def _network(name: str, needs: str, reach: float, **options: Any) -> PerformanceCase:
     network = _Network(**options)
-    return Case(name, needs, lambda device: network(device, reach, name))
+    return PerformanceCase(name, needs, lambda device: network(device, reach, name))
 
 
-def _memory(device: torch.device) -> Iterator[Row]:
+def _memory(device: torch.device) -> Iterator[TimingRow]:
     network = _Network("resnet50", 256, torch.bfloat16, channels_last=True)
     model, targets, x = network.make(device)
     robust = trueup.correct(model, targets, PAPERS["resnet50"])
@@ -153,8 +153,8 @@ def _pair(model: nn.Module, robust: nn.Module) -> list[tuple[str, nn.Module]]:
     return [("uncorrected", model), ("correction", robust)]
 
 
-def _calibration(device: torch.device) -> Iterator[Row]:
-    """Some batches calibrated on, against as many forward passes: more on a GPU, where tracing would take as long."""
+def _calibration(device: torch.device) -> Iterator[TimingRow]:
+    """Compare calibration with as many forward passes: more of them on a GPU, where tracing would dominate."""
     count = 40 if device.type == "cuda" else 10
     cases = [("resnet20", 128, "ResNet-20, batch 128")]
     if device.type == "cuda":
@@ -174,13 +174,15 @@ def _calibration(device: torch.device) -> Iterator[Row]:
         yield _row(f"calibration, {name}", "calibration", "forward passes", times, None, 0, batch)
 
 
-def _row(case: str, what: str, against: str, costs: dict[str, float], reach: float | None, n: int, batch: int) -> Row:
+def _row(
+    case: str, what: str, against: str, costs: dict[str, float], reach: float | None, n: int, batch: int
+) -> TimingRow:
     ratio = costs[what] / costs[against]
-    return Row(case, what, against, n, batch, costs[what], costs[against], ratio, reach)
+    return TimingRow(case, what, against, n, batch, costs[what], costs[against], ratio, reach)
 
 
 def _pictures(count: int, size: int, device: torch.device) -> Tensor:
-    """Random images that are smooth at some scales, as photographs are."""
+    """Return random images that are smooth at some scales, like photographs."""
     generator = torch.Generator().manual_seed(count)
     coarse = torch.randn(count, 3, size // 8, size // 8, generator=generator)
     smooth = nn.functional.interpolate(coarse, size=(size, size), mode="bilinear", align_corners=False)
@@ -189,7 +191,7 @@ def _pictures(count: int, size: int, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def _settled(model: nn.Module) -> nn.Module:
-    """The model with batch norm statistics of its own, so that its activations are neither dead nor exploding."""
+    """Set the batch norm statistics of an untrained model, so that activations neither vanish nor explode."""
     device = next(model.parameters()).device
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
@@ -202,8 +204,8 @@ def _settled(model: nn.Module) -> nn.Module:
 
 _HALF = {"dtype": torch.bfloat16, "channels_last": True}
 CASES = (
-    Case("operator, 64 x 802816", "cuda", _operator(64, 802_816, 2.5)),
-    Case("operator, 512 x 16384", "", _operator(512, 16_384, 3)),
+    PerformanceCase("operator, 64 x 802816", "cuda", _operator(64, 802_816, 2.5)),
+    PerformanceCase("operator, 512 x 16384", "", _operator(512, 16_384, 3)),
     _network("ResNet-50, batch 256, bfloat16", "cuda", 1.35, kind="resnet50", batch=256, rivals=True, **_HALF),
     _network("ResNet-50, batch 256, TF32", "cuda", 1.4, kind="resnet50", batch=256, channels_last=True, tf32=True),
     _network(
@@ -213,7 +215,7 @@ CASES = (
     _network("ResNet-20, batch 1024, bfloat16", "cuda", 1.6, kind="resnet20", batch=1024, rivals=True, **_HALF),
     _network("ResNet-20, batch 1024, CUDA graph", "cuda", 1.6, kind="resnet20", batch=1024, how="graph", **_HALF),
     _network("ResNet-20, batch 128, float32", "cpu", 1.5, kind="resnet20", batch=128, rivals=True, threads=2),
-    Case("ResNet-50, batch 256, bfloat16: peak memory", "cuda", _memory),
-    Case("calibration", "", _calibration),
-    Case("scaling", "", _scaling),
+    PerformanceCase("ResNet-50, batch 256, bfloat16: peak memory", "cuda", _memory),
+    PerformanceCase("calibration", "", _calibration),
+    PerformanceCase("scaling", "", _scaling),
 )

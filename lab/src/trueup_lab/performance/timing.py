@@ -1,4 +1,4 @@
-"""Seconds, measured so that two of them can be compared."""
+"""Timing of several pieces of work side by side."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ Work = Callable[[], object]
 
 
 def side_by_side(works: Mapping[str, Work], device: torch.device, *, seconds: float = 1.0) -> dict[str, float]:
-    """The median time of each piece of work, in seconds.
+    """Return the median time of each piece of work, in seconds.
 
-    All are warmed up, and then take turns, so that whatever slows the machine down for a while slows them all. Each
-    turn repeats what is short until it takes some milliseconds, so that starting it does not count; each piece of work
-    gets about as many turns as fit into `seconds`, and five at least.
+    After a warm-up they take turns, so that a temporary slowdown of the machine affects all of them. A turn repeats
+    short work until it takes some milliseconds, so that the start does not count. Each piece of work gets about as many
+    turns as fit into `seconds`, but at least five.
     """
     for work in works.values():
         work()
-    once = {name: _time(work, 1, device) for name, work in works.items()}  # the second call: all is compiled
+    once = {
+        name: _time(work, 1, device) for name, work in works.items()
+    }  # the second call, when everything is compiled
     once = {name: min(once[name], _time(work, 1, device)) for name, work in works.items()}
     least = 0.005 if device.type == "cuda" else 0.02
     repeats = {name: max(1, min(1000, round(least / max(once[name], 1e-6)))) for name in works}
@@ -50,7 +52,7 @@ def _time(work: Work, repeats: int, device: torch.device) -> float:
 
 
 def peak_memory(work: Work, device: torch.device) -> int:
-    """The most memory that torch held on a GPU while the work was done, in bytes, with what was there before."""
+    """Return the peak memory allocated on a GPU during the work, in bytes, including what was allocated before."""
     work()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -60,7 +62,7 @@ def peak_memory(work: Work, device: torch.device) -> int:
 
 
 def captured(work: Work) -> Work:
-    """The same work as a CUDA graph, replayed."""
+    """Capture the work as a CUDA graph and return its replay."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,29 +1,56 @@
-"""Methods behind one protocol: the model as trained, the paper's correction, and its rivals."""
+"""Methods behind one protocol: the model as trained, the rules of trueup, and their rivals, one file per rival."""
 
 from __future__ import annotations
 
 import importlib
 from typing import cast
 
-from trueup_lab.evaluation.methods.batch_norm import BatchStatistics, CorrectMixed, Mixed, has_batch_norm
-from trueup_lab.evaluation.methods.plain import Correct, Realign, Uncorrected
-from trueup_lab.evaluation.methods.protocol import Forgetful, Method, Needs, Network, as_method, is_continual
+from trueup_lab.evaluation.methods.aqr import Aqr
+from trueup_lab.evaluation.methods.bn_batch import BatchStatistics
+from trueup_lab.evaluation.methods.bn_mix import Mixed
+from trueup_lab.evaluation.methods.correct_bn_mix import CorrectMixed
+from trueup_lab.evaluation.methods.iabn import InstanceAware
+from trueup_lab.evaluation.methods.intent import Intent
+from trueup_lab.evaluation.methods.memo import Memo
+from trueup_lab.evaluation.methods.norms import has_batch_norm
+from trueup_lab.evaluation.methods.pea import Pea
+from trueup_lab.evaluation.methods.protocol import (
+    Calibrating,
+    Forgetful,
+    Method,
+    Needs,
+    Network,
+    as_method,
+    is_continual,
+)
+from trueup_lab.evaluation.methods.quantile import ChannelQuantile
+from trueup_lab.evaluation.methods.rules import Correct, Realign
 from trueup_lab.evaluation.methods.spelling import read_fields
 from trueup_lab.evaluation.methods.tent import Tent
+from trueup_lab.evaluation.methods.uncorrected import Uncorrected
+from trueup_lab.evaluation.methods.views import Views
 
 __all__ = [
     "METHODS",
+    "Aqr",
     "BatchStatistics",
+    "Calibrating",
+    "ChannelQuantile",
     "Correct",
     "CorrectMixed",
     "Forgetful",
+    "InstanceAware",
+    "Intent",
+    "Memo",
     "Method",
     "Mixed",
     "Needs",
     "Network",
+    "Pea",
     "Realign",
     "Tent",
     "Uncorrected",
+    "Views",
     "as_method",
     "has_batch_norm",
     "is_continual",
@@ -31,12 +58,28 @@ __all__ = [
 ]
 
 METHODS: dict[str, type] = {
-    kind.kind: kind for kind in (Uncorrected, Correct, Realign, BatchStatistics, Mixed, CorrectMixed, Tent)
+    kind.kind: kind
+    for kind in (
+        Uncorrected,
+        Correct,
+        Realign,
+        BatchStatistics,
+        Mixed,
+        CorrectMixed,
+        InstanceAware,
+        ChannelQuantile,
+        Aqr,
+        Intent,
+        Views,
+        Pea,
+        Memo,
+        Tent,
+    )
 }
 
 
 def parse_method(text: str) -> Method:
-    """A method from its name, as in tables, or a user's own as `package.module:NAME`.
+    """Return the method of that name, or a user's own given as `package.module:NAME`.
 
     >>> parse_method("bn-mix:prior=16")
     Mixed(prior=16)

@@ -1,28 +1,29 @@
-"""What a method is: something that turns a trained model into a classifier of test images, and says what it needs."""
+"""The protocol of a method: it turns a trained model into a classifier of test images, and says what it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from trueup.targets import Targets
+from trueup import Targets
 
 Network = Callable[[Tensor], Tensor]
-"""From images, as the model takes them, `(batch, ...)`, to logits `(batch, classes)`."""
+"""A function from normalised images `(batch, C, H, W)` to logits `(batch, classes)`."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method asks for beyond the model and one image at a time. Tables show it.
+    """What a method requires beyond the model and one image at a time. Tables show it.
 
-    batch_norm  layers of batch norm in the model
+    batch_norm  the model has batch norm layers
     targets     a calibration on clean images
-    batch       other images beside the one to be classified: the answer depends on them
+    batch       other images in the batch, on which the answer depends
     gradients   a backward pass
-    memory      the images that came before: the answer depends on them
+    memory      the images seen before, on which the answer depends
+    views       forward passes over altered copies of the image
 
     >>> str(Needs(batch_norm=True, batch=True))
     'batch norm, batch'
@@ -35,10 +36,11 @@ class Needs:
     batch: bool = False
     gradients: bool = False
     memory: bool = False
+    views: bool = False
 
     @property
     def stateless(self) -> bool:
-        """Whether an image's answer is its own: the same in any batch, order and stream."""
+        """Whether an image gets the same answer in any batch, order and stream."""
         return not (self.batch or self.memory)
 
     def __str__(self) -> str:
@@ -47,24 +49,33 @@ class Needs:
 
 
 class Method(Protocol):
-    """A method. `prepare` must leave the model as it is, and may share its tensors.
+    """A method. `prepare` must not change the model, and may share its tensors.
 
-    A network with memory has a method `reset()`, which makes it forget: see `Forgetful`. It is called before every
-    test set, unless the method has `continual = True`.
+    A network with memory implements `Forgetful`; it is reset before every test set, unless the method has
+    `continual = True`. A method that needs other source statistics than `Targets` implements `Calibrating`.
     """
 
     @property
     def name(self) -> str:
-        """What rows and tables call it: says every choice that changes its answers."""
+        """The name in rows and tables. It includes every setting that changes the answers."""
         ...
 
     @property
     def needs(self) -> Needs:
-        """What it asks for."""
+        """What the method requires."""
         ...
 
-    def prepare(self, model: nn.Module, targets: Targets | None) -> Network:
-        """The classifier; `targets` are given if the method needs them."""
+    def prepare(self, model: nn.Module, targets: Any) -> Network:
+        """Return the classifier. `targets` is a `Targets`, or what `calibrate` returned; None if not needed."""
+        ...
+
+
+@runtime_checkable
+class Calibrating(Protocol):
+    """A method with source statistics of its own, in place of `Targets`."""
+
+    def calibrate(self, model: nn.Module, batches: Iterable[Tensor]) -> object:
+        """Return the statistics of clean, normalised images, for `prepare`."""
         ...
 
 
@@ -73,13 +84,13 @@ class Forgetful(Protocol):
     """A network that can forget what it has seen."""
 
     def reset(self) -> None:
-        """Be as just prepared."""
+        """Return to the state right after `prepare`."""
         ...
 
 
 @dataclass(frozen=True)
 class FunctionMethod:
-    """A method from a function. `as_method` makes one."""
+    """A method made from a function by `as_method`."""
 
     name: str
     needs: Needs
@@ -108,5 +119,15 @@ def as_method(
 
 
 def is_continual(method: Method) -> bool:
-    """Whether a method's memory is to last from one test set to the next."""
+    """Return whether the method's memory lasts from one test set to the next."""
     return method.needs.memory and getattr(method, "continual", False) is True
+
+
+def require(name: str, targets: Any) -> Any:
+    """Return the targets; raise if there are none."""
+    if targets is None:
+        raise ValueError(
+            f"{name} needs targets, got None; make them with trueup.calibrate(model, loader), or with the method's "
+            "own calibrate(model, loader) if it has one"
+        )
+    return targets

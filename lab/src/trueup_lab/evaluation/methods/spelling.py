@@ -1,4 +1,4 @@
-"""Methods as text: `correct:lambda1=1.0,lambda2=0.2`. What a table shows is what the command line takes."""
+"""The spelling of methods in tables and on the command line, such as `correct:lambda1=1.0,lambda2=0.2`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def spell(method: Any) -> str:
-    """A method's kind, and the fields that are not its defaults.
+    """Return a method's kind and the fields that differ from its defaults.
 
-    Numbers are written in one way, so that `prior=16` and `prior=16.0` are one method.
+    A number has one spelling, so that `prior=16` and `prior=16.0` are the same method.
     """
     changed = [
         f"{field.name}={_plain(field.default, getattr(method, field.name))}"
@@ -20,13 +20,13 @@ def spell(method: Any) -> str:
 
 
 def read_fields(kind: type, text: str) -> dict[str, Any]:
-    """The fields in `text`, `name=value,...`, in the types of the defaults of the dataclass `kind`."""
+    """Parse `name=value,...` into fields of the dataclass `kind`, in the types of its defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name not in defaults:
-            raise ValueError(f"{kind.__name__} has no {name!r}; it has {', '.join(defaults) or 'no options'}")
+            raise ValueError(f"{kind.__name__} has no option {name!r}; it has {', '.join(defaults) or 'no options'}")
         values[name] = _read(name, value, type(defaults[name]))
     return values
 
@@ -46,4 +46,4 @@ def _read(name: str, value: str, kind: type) -> Any:
         return kind(value)
     except (KeyError, ValueError):
         wanted = "True or False" if kind is bool else "a number"
-        raise ValueError(f"{name}={value!r}: want {wanted}") from None
+        raise ValueError(f"{name}={value!r}: expected {wanted}") from None

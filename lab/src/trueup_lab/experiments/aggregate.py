@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from trueup_lab.data.corruptions import corruptions
-from trueup_lab.evaluation import Row
+from trueup_lab.evaluation import EvaluationRow
 from trueup_lab.evaluation.metrics import mean_corruption_error
 from trueup_lab.evaluation.sets import CLEAN, FAMILIES
-from trueup_lab.experiments.paper import Cell
+from trueup_lab.experiments.published import Cell
 from trueup_lab.experiments.sources import source
 from trueup_lab.experiments.specs import Column, Experiment
 
@@ -30,7 +30,7 @@ class Measured:
         return Cell(self.value, self.spread)
 
 
-def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], Measured]:
+def cells(experiment: Experiment, rows: Sequence[EvaluationRow]) -> dict[tuple[str, str], Measured]:
     """Ours by (row, column label), as in `trueup_lab.experiments.paper`; only what has been measured completely."""
     table: dict[tuple[str, str], Measured] = {}
     for column, mine in used(experiment, rows).items():
@@ -42,7 +42,7 @@ def cells(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, str], 
     return table
 
 
-def used(experiment: Experiment, rows: Sequence[Row]) -> dict[Column, list[Row]]:
+def used(experiment: Experiment, rows: Sequence[EvaluationRow]) -> dict[Column, list[EvaluationRow]]:
     """The rows that an experiment's columns are made of.
 
     A column is of the models that have all its test sets. Where none has, a cell is there when every model that has any
@@ -50,7 +50,7 @@ def used(experiment: Experiment, rows: Sequence[Row]) -> dict[Column, list[Row]]
     it, and is left out, unless the table says how many there are.
     """
     wanted = _cases_of(_groups(experiment))
-    found: dict[Column, list[Row]] = {}
+    found: dict[Column, list[EvaluationRow]] = {}
     sizes: dict[str, int] = {}
     for column in experiment.columns:
         mine = _whole(matching(column, rows, all_sizes=True), wanted) or [
@@ -65,7 +65,7 @@ def used(experiment: Experiment, rows: Sequence[Row]) -> dict[Column, list[Row]]
 
 
 def differences(
-    experiment: Experiment, column: Column, base: Column, rows: Sequence[Row]
+    experiment: Experiment, column: Column, base: Column, rows: Sequence[EvaluationRow]
 ) -> dict[str, tuple[float, float | None]]:
     """How much more a column has than `base`, by row of the table: the mean over models, and spread.
 
@@ -84,7 +84,7 @@ def differences(
     return table
 
 
-def _pair(row: Row) -> tuple[object, ...]:
+def _pair(row: EvaluationRow) -> tuple[object, ...]:
     """What two rows must have in common to be compared: the model, and the images."""
     return *_case(row), row.seed, row.checkpoint, row.images, row.data, row.data_seed
 
@@ -121,12 +121,12 @@ def _cases_of(groups: dict[str, dict[tuple[str, int], float]]) -> set[tuple[str,
     return {case for weights in groups.values() for case in weights}
 
 
-def _case(row: Row) -> tuple[str, int]:
+def _case(row: EvaluationRow) -> tuple[str, int]:
     """A row's test set; MNIST-C's severities, being one each, are all called 0."""
     return row.corruption, 0 if row.model.endswith("mnist") else row.severity
 
 
-def _by_seed(rows: Sequence[Row]) -> dict[int, dict[tuple[str, int], float]]:
+def _by_seed(rows: Sequence[EvaluationRow]) -> dict[int, dict[tuple[str, int], float]]:
     """Accuracies by model and test set, the models in order."""
     found: dict[int, dict[tuple[str, int], float]] = {}
     for row in sorted(rows, key=lambda row: row.seed):
@@ -134,15 +134,15 @@ def _by_seed(rows: Sequence[Row]) -> dict[int, dict[tuple[str, int], float]]:
     return found
 
 
-def _whole(rows: Sequence[Row], wanted: set[tuple[str, int]]) -> list[Row]:
+def _whole(rows: Sequence[EvaluationRow], wanted: set[tuple[str, int]]) -> list[EvaluationRow]:
     """Of the models that have all the test sets `wanted` on one number of images, the largest; clean may be more."""
-    by_size: dict[int, dict[int, list[Row]]] = {}
+    by_size: dict[int, dict[int, list[EvaluationRow]]] = {}
     for row in rows:
         if _case(row) in wanted:
             by_size.setdefault(row.images, {}).setdefault(row.seed, []).append(row)
     clean = {row.seed: row for row in sorted(rows, key=lambda row: row.images) if row.corruption == CLEAN}
     for images in sorted(by_size, reverse=True):
-        whole: list[Row] = []
+        whole: list[EvaluationRow] = []
         for seed, found in by_size[images].items():
             corrupted = [row for row in found if row.corruption != CLEAN]
             mine = corrupted + ([clean[seed]] if seed in clean else [])
@@ -153,7 +153,7 @@ def _whole(rows: Sequence[Row], wanted: set[tuple[str, int]]) -> list[Row]:
     return []
 
 
-def matching(column: Column, rows: Sequence[Row], *, all_sizes: bool = False) -> list[Row]:
+def matching(column: Column, rows: Sequence[EvaluationRow], *, all_sizes: bool = False) -> list[EvaluationRow]:
     """The rows of a column: of each test set those on the most images, unless `all_sizes` are wanted.
 
     Of two that differ in how many images targets are made of, the one with more comes later, and counts.
@@ -188,7 +188,7 @@ def _complete(
     return [sum(weight * found[case] for case, weight in weights.items()) / total for found in accuracies.values()]
 
 
-def mce(column: Column, experiment: Experiment, rows: Sequence[Row], *, extra: bool) -> float | None:
+def mce(column: Column, experiment: Experiment, rows: Sequence[EvaluationRow], *, extra: bool) -> float | None:
     """The mCE of a column over its models' mean accuracies; None where a test set is missing."""
     per_corruption = {
         label: measured.value

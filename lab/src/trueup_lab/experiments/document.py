@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from trueup_lab.evaluation import Row, read_rows
-from trueup_lab.experiments.paper import Cell, paper
-from trueup_lab.experiments.run import lacking, rows_file
+from trueup_lab.evaluation import EvaluationRow, read_rows
+from trueup_lab.experiments.aggregate import Measured, cells, differences, mce, used
+from trueup_lab.experiments.published import Cell, paper
+from trueup_lab.experiments.runs import lacking, rows_file
 from trueup_lab.experiments.specs import EXPERIMENTS, MIXING, Column, Experiment
-from trueup_lab.experiments.tables import Measured, cells, differences, mce, used
-from trueup_lab.performance import rows as performance
+from trueup_lab.performance import read_timings
 
 HEAD = """# Reproduction
 
@@ -35,7 +35,7 @@ def report(results: Path, root: Path | None = None) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _section(experiment: Experiment, rows: Sequence[Row], results: Path, root: Path | None) -> str:
+def _section(experiment: Experiment, rows: Sequence[EvaluationRow], results: Path, root: Path | None) -> str:
     word, _, number = re.fullmatch(r"([a-z]+)(-\w+|(\d*))", experiment.name).groups()  # type: ignore[union-attr]
     title = " ".join(part for part in (word.capitalize(), number) if part)
     lines = [f"## {title}: {experiment.title}", ""]
@@ -59,7 +59,7 @@ def _section(experiment: Experiment, rows: Sequence[Row], results: Path, root: P
     return "\n".join(lines)
 
 
-def _table(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
+def _table(experiment: Experiment, rows: Sequence[EvaluationRow]) -> list[str]:
     ours, theirs = cells(experiment, rows), paper(experiment.name)
     shown = [c for c in experiment.columns if any(label == c.label for _, label in ours)]
     if not shown:
@@ -126,7 +126,7 @@ def _number(cell: Cell | None) -> str:
     return f"{cell.value:.2f}" + ("" if cell.spread is None else f" ± {cell.spread:.2f}")
 
 
-def _mce(column: Column, experiment: Experiment, rows: Sequence[Row], *, extra: bool) -> str:
+def _mce(column: Column, experiment: Experiment, rows: Sequence[EvaluationRow], *, extra: bool) -> str:
     value = mce(column, experiment, rows, extra=extra)
     published = paper(experiment.name).get(("mCE", column.papers)) if extra else None
     return _pair(None if value is None else Measured(value, None, 1, 0), published)
@@ -179,7 +179,7 @@ def _size(ours: dict[tuple[str, str], Measured], column: Column) -> tuple[str, s
     return str(found[0].models), str(min(m.images for m in found))
 
 
-def _paired(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
+def _paired(experiment: Experiment, rows: Sequence[EvaluationRow]) -> list[str]:
     """A line a model and method: accuracies, and what it gains on the same models over uncorrected and the rivals."""
     ours = cells(experiment, rows)
     body = []
@@ -231,7 +231,7 @@ def _settings() -> list[str]:
     return [*_markdown(["norm", *fields], body), "", "These are the settings that Table 1 is measured with.", ""]
 
 
-def _readings(rows: dict[str, list[Row]]) -> str:
+def _readings(rows: dict[str, list[EvaluationRow]]) -> str:
     """Which reading of the location stands closer to the paper: the mean distance over a table's corrected cells."""
     body = []
     for experiment in EXPERIMENTS:
@@ -282,7 +282,7 @@ def _times(results: Path) -> str:
     body = [
         [row.case, row.device, f"{1000 * row.of / row.batch:.3g}", f"{1000 * row.cost / row.batch:.3g}"]
         for path in sorted(results.glob("performance_*.csv"))
-        for row in performance.read_rows(path)
+        for row in read_timings(path)
         if (row.what, row.against) == ("correction", "uncorrected") and "memory" not in row.case
     ]
     if not body:
@@ -297,7 +297,7 @@ def _times(results: Path) -> str:
     return "\n".join([*text, *_markdown(["what", "device", "uncorrected", "corrected"], body), ""])
 
 
-def _made_of(experiment: Experiment, shown: Sequence[Column], rows: Sequence[Row]) -> str:
+def _made_of(experiment: Experiment, shown: Sequence[Column], rows: Sequence[EvaluationRow]) -> str:
     """What went into a table, from its rows."""
     found = used(experiment, rows)
     sizes = []

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from trueup_lab.data.corruptions import corruptions
-from trueup_lab.evaluation import Row
-from trueup_lab.evaluation.rows import append_rows, begin
+from trueup_lab.evaluation import EvaluationRow
 from trueup_lab.experiments import cells, experiment, lacking, rows_file
-from trueup_lab.experiments.report import report
-from trueup_lab.experiments.tables import differences, mce
+from trueup_lab.experiments.aggregate import differences, mce
+from trueup_lab.experiments.document import report
+from trueup_lab.tables import append_rows, start_table
 
 NAMES = corruptions("cifar10-c")
-ROW = Row(
+ROW = EvaluationRow(
     model="resnet20-bn-cifar10", seed=0, method="uncorrected", stream="any", batch=0, corruption="fog", severity=5,
     images=100, accuracy=50.0, calibration_error=1.0, ms=0.5, data="generated", data_seed=0, calibrated=0,
     needs="nothing", checkpoint="0", trueup="0", torch="2", device="cpu",
@@ -90,7 +90,7 @@ def test_gains_are_paired_over_the_models_and_images_that_both_methods_have(tmp_
     started = rows_of(2, ours.method.name, lambda *_: 0.0)[:-1]
     assert differences(beyond, ours, plain, rows + started) == gains  # and of models that have all test sets
 
-    begin(rows_file(tmp_path, "cifar10"))
+    start_table(rows_file(tmp_path, "cifar10"), EvaluationRow)
     append_rows(rows_file(tmp_path, "cifar10"), rows)
     (line,) = (line for line in report(tmp_path).splitlines() if f"| `{ours.method.name}` | 49" in line)
     assert line.endswith("| +4.00 ± 1.41 | +1.00 ± 0.00 | - | - | - |")
@@ -167,7 +167,7 @@ def test_the_mce_of_rows():
 
 def test_the_report_holds_ours_the_paper_s_and_the_difference(tmp_path):
     path = rows_file(tmp_path, "cifar10")
-    begin(path)
+    start_table(path, EvaluationRow)
     made = rows_of(0, "uncorrected", lambda *_: 80.0) + rows_of(1, "uncorrected", lambda *_: 80.2)
     made += rows_of(0, CORRECTED, lambda *_: 82.0) + rows_of(1, CORRECTED, lambda *_: 82.0)
     append_rows(path, [replace(row, images=10000) for row in made])
@@ -184,7 +184,7 @@ def test_the_report_holds_ours_the_paper_s_and_the_difference(tmp_path):
 
 def test_differences_within_the_spread_are_not_bold(tmp_path):
     path = rows_file(tmp_path, "cifar10")
-    begin(path)
+    start_table(path, EvaluationRow)
     made = rows_of(0, "uncorrected", lambda *_: 84.0) + rows_of(1, "uncorrected", lambda *_: 85.0)
     append_rows(path, [replace(row, images=10000) for row in made])
     line = next(line for line in report(tmp_path).splitlines() if line.startswith("| fog"))
@@ -194,7 +194,7 @@ def test_differences_within_the_spread_are_not_bold(tmp_path):
 def test_few_images_explain_more_than_many(tmp_path):
     """Four points are nothing on 100 images, whose share of right ones has a standard error of 3.7."""
     path = rows_file(tmp_path, "cifar10")
-    begin(path)
+    start_table(path, EvaluationRow)
     append_rows(path, rows_of(0, "uncorrected", lambda *_: 80.0))
     line = next(line for line in report(tmp_path).splitlines() if line.startswith("| fog"))
     assert "80.00 / 84.14 (-4.14)" in line

@@ -1,4 +1,4 @@
-"""One process or many: who does what under torchrun."""
+"""Work shared by the processes that torchrun starts, or done by a single process."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import distributed
 
 @dataclass(frozen=True)
 class Processes:
-    """The place of this process among those that work together."""
+    """The rank of this process and the number of processes that work together."""
 
     rank: int = 0
     world: int = 1
 
     def mine(self, number: int) -> bool:
-        """Whether the piece of work with this number is for this process."""
+        """Return whether this process does the piece of work with this number."""
         return number % self.world == self.rank
 
     def any(self, here: bool) -> bool:
-        """Whether it is so in any of the processes; all must ask."""
+        """Return whether `here` is true in any process. All processes must call this."""
         if self.world == 1:
             return here
         told = [False] * self.world
@@ -32,7 +32,7 @@ class Processes:
         return any(told)
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.world > 1:
             distributed.barrier()
 
@@ -41,22 +41,25 @@ ALONE = Processes()
 
 
 @contextmanager
-def together() -> Iterator[Processes]:
-    """Join the processes that torchrun started; alone where it started none."""
+def together(backend: str = "gloo") -> Iterator[Processes]:
+    """Join the processes that torchrun started; yield `ALONE` without torchrun.
+
+    `gloo` is enough to exchange small objects; training on GPUs asks for `nccl`.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
-    distributed.init_process_group("gloo")  # a few objects are exchanged; the work itself is independent
+    distributed.init_process_group(backend)
     try:
         yield Processes(distributed.get_rank(), distributed.get_world_size())
-        distributed.barrier()  # one that leaves while another still talks to it takes both down
+        distributed.barrier()  # a process that leaves while another still talks to it takes both down
     finally:
         distributed.destroy_process_group()
-        gc.collect()  # seen without it: now and then a process aborts at exit, all its work done
+        gc.collect()  # without it, a process sometimes aborted at exit after all its work was done
 
 
 def own_device(name: str | None = None) -> str:
-    """The device for this process: the one asked for, or else its own GPU if there are any, or else the CPU."""
+    """Return the device of this process: `name`, or its own GPU ("cuda" or None), or the CPU if there is no GPU."""
     if name is not None and name != "cuda":
         return name
     if name is None and not torch.cuda.is_available():

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trueup_lab.evaluation import Plan, Progress, evaluate, read_subjects
-from trueup_lab.evaluation.processes import ALONE, Processes
+from trueup_lab.evaluation import EvaluationProgress, Plan, evaluate, read_subjects
 from trueup_lab.experiments.sources import Source, source
 from trueup_lab.experiments.specs import Column, Experiment
+from trueup_lab.processes import ALONE, Processes
 
 
 def rows_file(results: Path, set_name: str) -> Path:
@@ -24,7 +24,7 @@ def lacking(experiment: Experiment, results: Path, root: Path | None = None) -> 
     return [s for norm in experiment.norms if (s := source(experiment.set, norm)).missing(results, root)]
 
 
-def run(
+def run_experiment(
     experiment: Experiment,
     results: Path,
     *,
@@ -36,7 +36,7 @@ def run(
     targets: Path = Path("runs/targets"),
     time_limit: float | None = None,
     processes: Processes = ALONE,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[EvaluationProgress], None] = lambda _: None,
 ) -> bool:
     """Measure what an experiment is made of, as far as its models are there; returns whether all of that is done.
 
