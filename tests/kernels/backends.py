@@ -1,4 +1,4 @@
-"""Every implementation of `correct_rows` that can run here, behind one signature."""
+"""Every implementation of `transport_rows` and `quantile_rows` that can run here, and where Triton kernels can run."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ import os
 import pytest
 import torch
 
-from trueup.kernels import plain
+from trueup.kernels import cpu, cuda, plain
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _plain(rows, curve, step, **options):
-    return plain.correct_rows(rows, curve, step, **options)
+def on_gpu(function):
+    def call(*arguments, **options):
+        return function(*(a.cuda() if isinstance(a, torch.Tensor) else a for a in arguments), **options).cpu()
+
+    return call
 
 
-def _numba(rows, curve, step, **options):
-    from trueup.kernels import cpu
+def backends(name):
+    """Parametrize a test with the function of this name in every backend."""
+    functions = {backend.__name__.split(".")[-1]: getattr(backend, name) for backend in (plain, cpu, cuda)}
+    return pytest.mark.parametrize(
+        "backend",
+        [
+            pytest.param(functions["plain"], id="plain"),
+            pytest.param(functions["cpu"], id="numba"),
+            *([pytest.param(functions["cuda"], id="triton")] if INTERPRETED else []),
+            pytest.param(on_gpu(functions["plain"]), id="plain-cuda", marks=pytest.mark.gpu),
+            pytest.param(on_gpu(functions["cuda"]), id="triton-cuda", marks=pytest.mark.gpu),
+        ],
+    )
 
-    return cpu.correct_rows(rows, curve, step, **options)
 
-
-def _triton(rows, curve, step, **options):
-    from trueup.kernels import triton
-
-    return triton.correct_rows(rows, curve, step, **options)
-
-
-def _on_gpu(function):
-    return lambda rows, curve, step, **options: function(rows.cuda(), curve.cuda(), step, **options).cpu()
-
-
-BACKENDS = [
-    pytest.param(_plain, id="plain"),
-    pytest.param(_numba, id="numba"),
-    *([pytest.param(_triton, id="triton")] if INTERPRETED else []),
-    pytest.param(_on_gpu(_plain), id="plain-cuda", marks=pytest.mark.gpu),
-    pytest.param(_on_gpu(_triton), id="triton-cuda", marks=pytest.mark.gpu),
-]
-backends = pytest.mark.parametrize("backend", BACKENDS)
+# Where a test can call a Triton kernel itself. `test_interpreter` selects these by the word "triton".
+devices = pytest.mark.parametrize(
+    "device",
+    [
+        *([pytest.param("cpu", id="triton")] if INTERPRETED else []),
+        pytest.param("cuda", id="triton-cuda", marks=pytest.mark.gpu),
+    ],
+)
 
 
 def eps(dtype):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from trueup import kernels
 from trueup.functional import evidence
-
-pytest.importorskip("numba")
+from trueup.kernels import dispatch
 
 
 def maps(*shape: int, seed: int = 0) -> Tensor:
@@ -96,16 +92,16 @@ def test_what_is_not_finite_comes_back_as_it_is(poison, bands):
 
 def test_gradients_are_those_of_the_specification():
     usual = reference(maps(30, 4, 8, 8), bands=True)
-    for openness in (None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])):
+    for gate in (None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])):
         x, y = ((3 * maps(5, 4, 8, 8, seed=1)).requires_grad_() for _ in range(2))
-        kernels.realign(x, usual, openness).square().sum().backward()
-        evidence.realign(y, usual, openness).square().sum().backward()
+        kernels.realign(x, usual, gate).square().sum().backward()
+        evidence.realign(y, usual, gate).square().sum().backward()
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
 
 
-def apart(x, usual, openness=None, *, residual=None, relu=False):
+def apart(x, usual, gate=None, *, residual=None, relu=False):
     """What the fused operator stands for, step by step."""
-    out = kernels.realign(x, usual, openness)
+    out = kernels.realign(x, usual, gate)
     out = out if residual is None else out + residual
     return out.relu() if relu else out
 
@@ -130,17 +126,15 @@ after = pytest.mark.parametrize(("add", "relu"), AFTER, ids=["relu", "sum", "sum
 def test_a_sum_and_a_relu_in_the_same_pass_round_as_they_do_apart(shape, bands, dtype, add, relu):
     usual, x = reference(maps(30, *shape[1:]), bands=bands), (2 * maps(*shape, seed=1) + 0.5).to(dtype)
     residual = maps(*shape, seed=2).to(dtype) if add else None
-    for openness in (None, torch.linspace(0, 1, len(x))):
-        out = kernels.realign(x, usual, openness, residual=residual, relu=relu)
+    for gate in (None, torch.linspace(0, 1, len(x))):
+        out = kernels.realign(x, usual, gate, residual=residual, relu=relu)
         assert out.dtype == dtype
-        assert out.equal(apart(x, usual, openness, residual=residual, relu=relu))
-        if openness is not None:
-            closed = x[openness == 0] if residual is None else x[openness == 0] + residual[openness == 0]
-            assert out[openness == 0].equal(closed.relu() if relu else closed)
+        assert out.equal(apart(x, usual, gate, residual=residual, relu=relu))
+        if gate is not None:
+            closed = x[gate == 0] if residual is None else x[gate == 0] + residual[gate == 0]
+            assert out[gate == 0].equal(closed.relu() if relu else closed)
     one = slice(0, 1)
-    alone = kernels.realign(
-        x[one], usual, openness[one], residual=None if residual is None else residual[one], relu=relu
-    )
+    alone = kernels.realign(x[one], usual, gate[one], residual=None if residual is None else residual[one], relu=relu)
     assert alone.equal(out[one])
 
 
@@ -207,28 +201,30 @@ def test_a_residual_of_another_kind_is_added_as_torch_does(residual):
 @after
 def test_with_a_sum_and_a_relu_gradients_are_those_of_the_specification(add, relu):
     usual = reference(maps(30, 4, 8, 8), bands=True)
-    for openness in (None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])):
+    for gate in (None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])):
         x, y = ((3 * maps(5, 4, 8, 8, seed=1)).requires_grad_() for _ in range(2))
         r, s = (maps(5, 4, 8, 8, seed=2).requires_grad_() if add else None for _ in range(2))
-        kernels.realign(x, usual, openness, residual=r, relu=relu).square().sum().backward()
-        wanted = evidence.realign(y, usual, openness)
+        kernels.realign(x, usual, gate, residual=r, relu=relu).square().sum().backward()
+        wanted = evidence.realign(y, usual, gate)
         wanted = wanted if s is None else wanted + s
         (wanted.relu() if relu else wanted).square().sum().backward()
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
         if r is not None:
             torch.testing.assert_close(r.grad, s.grad, rtol=1e-3, atol=1e-3)
             only = maps(5, 4, 8, 8, seed=2).requires_grad_()  # the model is frozen up to here
-            kernels.realign(x.detach(), usual, openness, residual=only, relu=relu).square().sum().backward()
+            kernels.realign(x.detach(), usual, gate, residual=only, relu=relu).square().sum().backward()
             assert only.grad.equal(r.grad)
 
 
 @pytest.fixture
 def norms_are_taken(monkeypatch):
     """As on a GPU."""
-    monkeypatch.setattr(sys.modules["trueup.kernels.realign"], "_takes_norms", lambda _: True)
+    monkeypatch.setattr(dispatch, "_realign_fuses_norm", lambda _: True)
 
 
-NORM = kernels.Norm(torch.arange(4.0), torch.arange(1.0, 5), torch.linspace(0.5, 2, 4), torch.arange(4.0) - 1, 1e-3)
+NORM = kernels.BatchNorm(
+    torch.arange(4.0), torch.arange(1.0, 5), torch.linspace(0.5, 2, 4), torch.arange(4.0) - 1, 1e-3
+)
 
 
 @after
@@ -265,36 +261,59 @@ def test_torch_approves_of_the_operator():
     x = maps(2, 3, 8, 8).requires_grad_()
     usual = reference(maps(30, 3, 8, 8), bands=True)
     residual = maps(2, 3, 8, 8, seed=1).requires_grad_()
-    openness = torch.tensor([0.0, 0.5])
-    for rest in ((None, None, False), (openness, None, True), (openness, residual, False), (None, residual, True)):
+    gate = torch.tensor([0.0, 0.5])
+    for rest in ((None, None, False), (gate, None, True), (gate, residual, False), (None, residual, True)):
         torch.library.opcheck(torch.ops.trueup.realign.default, (x, usual, *rest))
     usual, residual = reference(maps(30, 4, 8, 8), bands=True), maps(2, 4, 8, 8, seed=1)
     torch.library.opcheck(
-        torch.ops.trueup.realign_after_norm.default, (maps(2, 4, 8, 8), *NORM, usual, openness, residual, True)
+        torch.ops.trueup.realign_after_norm.default, (maps(2, 4, 8, 8), *NORM, usual, gate, residual, True)
     )
     for bands in (False, True):
         torch.library.opcheck(torch.ops.trueup.moments.default, (x.detach(), bands))
 
 
-def test_no_sum_depends_on_where_in_memory_its_maps_lie():
-    """A loop that adds up in the compiler's order and writes as well has another order where the two might overlap."""
-    import numba
-    from numba.core.dispatcher import Dispatcher
+@pytest.mark.parametrize("bands", [False, True])
+def test_results_do_not_depend_on_where_in_memory_the_maps_lie(bands):
+    """Sums are vectorised in the compiler's order, which must not depend on alignment."""
+    x, usual = maps(1, 2, 40, 50), reference(maps(30, 2, 40, 50), bands=bands)
+    curve = kernels.curve_of(torch.linspace(0, 3, 33))
+    found = []
+    for offset in (0, 1, 3, 8):
+        moved = torch.empty(x.numel() + offset)[offset:].view(x.shape).copy_(x)
+        corrected = kernels.transport(moved, curve, 0.7, location="keep", sparse=True)
+        found.append((kernels.moments(moved, bands=bands), kernels.realign(moved, usual), corrected))
+    torch.testing.assert_close(found[0][0], evidence.moments(x.double(), bands=bands).float())
+    for other in found[1:]:
+        assert all(a.equal(b) for a, b in zip(other, found[0], strict=True))
 
-    from trueup.kernels import cpu, cpu_maps
 
-    row = np.ones(99, np.float32)
-    calls = {
-        cpu._sum: (row, True),
-        cpu_maps._sum: (row,),
-        cpu_maps._sum_of_squares: (row,),
-        cpu_maps._measure_block: (row, row, 0, 99, 0, 0),
-    }
-    compiled = [f for module in (cpu, cpu_maps) for f in vars(module).values() if isinstance(f, Dispatcher)]
-    assert {f for f in compiled if f.targetoptions.get("fastmath")} == set(calls)
-    for function, arguments in calls.items():
-        again = numba.njit(fastmath=function.targetoptions["fastmath"])(function.py_func)  # a cached one shows no code
-        again(*arguments)
-        (code,) = again.inspect_llvm().values()
-        assert "vector.body" in code, function
-        assert "vector.memcheck" not in code, function
+@pytest.mark.parametrize("order", ["value first", "residual first", "in place"])
+@pytest.mark.parametrize("residual", [2, 0.5, maps(5, 4, 8, 8).double(), maps(4, 1, 1)], ids=str)
+def test_a_residual_is_added_in_the_order_of_the_model(order, residual):
+    usual, x = reference(maps(30, 4, 8, 8), bands=True), 3 * maps(5, 4, 8, 8, seed=1)
+    alone = kernels.realign(x, usual)
+    if order == "in place":
+        wanted = alone.clone()
+        wanted += residual
+    else:
+        wanted = alone + residual if order == "value first" else residual + alone
+    out = kernels.realign(x, usual, residual=residual, order=order, relu=True)
+    assert out.dtype == wanted.dtype
+    assert out.equal(wanted.relu())
+
+
+@pytest.mark.parametrize("residual", [None, maps(5, 8, 8, 4), 2.0, maps(4)], ids=lambda r: type(r).__name__)
+def test_channels_may_lie_in_another_dimension(residual):
+    usual, x = reference(maps(30, 4, 8, 8), bands=True), 3 * maps(5, 8, 8, 4, seed=1)
+    out = kernels.realign(x, usual, residual=residual, relu=True, channels=3)
+    wanted = kernels.realign(x.movedim(3, 1), usual).movedim(1, 3)
+    wanted = wanted if residual is None else wanted + residual
+    assert out.equal(wanted.relu())
+
+
+def test_forward_mode_derivatives_are_those_of_the_specification():
+    usual, x, v = reference(maps(30, 4, 8, 8), bands=True), 3 * maps(5, 4, 8, 8, seed=1), maps(5, 4, 8, 8, seed=2)
+    _, found = torch.func.jvp(lambda a: kernels.realign(a, usual, residual=a, relu=True, norm=NORM), (x,), (v,))
+    _, wanted = torch.func.jvp(lambda a: (evidence.realign(NORM(a), usual) + a).relu(), (x,), (v,))
+    torch.testing.assert_close(found, wanted)
+    assert found.any()

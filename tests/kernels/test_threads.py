@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from trueup.kernels import threads
+from trueup.kernels.cpu import threads
 
 
 @pytest.fixture(params=["torch's threads", "Python's threads"], autouse=True)
 def whose(request, monkeypatch):
     if request.param == "Python's threads":
-        monkeypatch.setattr(threads, "_torchs_openmp", lambda: None)
-    elif threads._torchs_openmp() is None:
+        monkeypatch.setattr(threads, "_torch_openmp", lambda: None)
+    elif threads._torch_openmp() is None:
         pytest.skip("torch did not come with GNU's OpenMP")
 
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 50])  # more than there are cores, too
 def test_every_share_is_done_once(shares):
     done = []
-    threads.share(done.append, shares)
+    threads.run_parallel(done.append, shares)
     assert sorted(done) == list(range(shares))
 
 
@@ -28,5 +28,5 @@ def test_what_one_of_them_raises_is_raised():
             raise ValueError("the second")
 
     with pytest.raises(ValueError, match="the second"):
-        threads.share(work, 2)
-    threads.share(lambda _: None, 2)  # and the threads are still there
+        threads.run_parallel(work, 2)
+    threads.run_parallel(lambda _: None, 2)  # and the threads are still there

@@ -1,4 +1,4 @@
-"""A target as the kernels want it: a piecewise linear quantile function beside its integral."""
+"""A target in the form that kernels read: a piecewise linear quantile function and its integral."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def curve_of(target: Tensor, levels: Tensor | None = None) -> Tensor:
-    """The curve `(3, m)` of a target, float64: levels u from 0 to 1, values Q(u), and the integral of Q from 0 to u.
+    """Convert a target to a curve `(3, m)`, float64: levels u from 0 to 1, values Q(u), and the integral of Q up to u.
 
     `target` `(m,)` is ascending and known at `levels`, evenly spaced unless given, as in `functional.quantile`. Q is
     linear between levels, so its integral is exact. A single value is a constant.

@@ -1,4 +1,4 @@
-"""Starting Triton kernels with little work for the host."""
+"""Launching Triton kernels with little work for the host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_OVERLAP = tl.constexpr("griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;")
+_START_EARLY = tl.constexpr("griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;")
 
 
 class Launch:
-    """`kernel[grid](*arguments, *constants)`, always with arguments that Triton would compile the same code for.
+    """A kernel with a fixed grid and constants, called only with arguments that need the same compiled code.
 
-    To find that out again each time takes Triton longer, on the host, than most layers take on a GPU.
+    Triton would check that at every launch, which takes longer on the host than most layers take on a GPU.
     """
 
     def __init__(
@@ -29,36 +29,36 @@ class Launch:
     def __call__(self, *arguments: Any) -> None:
         if self.compiled is None:
             compiled = self.kernel[self.grid](*arguments, *self.constants, **self.options)
-            if compiled is not None:  # as it is in the interpreter
+            if compiled is not None:  # it is None in the interpreter
                 self.compiled = compiled[self.grid]
         else:
             self.compiled(*arguments, *self.constants)
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy if it does not begin at a multiple of 16 bytes.
+    """Return the tensor, or a copy if its address is not a multiple of 16 bytes.
 
-    Triton compiles code for tensors that do, which others must not get; and what is read in other portions is added up
-    in another order.
+    Triton compiles special code for aligned tensors, which must not be used for others. Code for unaligned tensors
+    would also add up in another order.
     """
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def has_ptx(device: torch.device) -> bool:
-    """Whether kernels for a device may hold PTX."""
+    """Whether kernels for this device may contain PTX."""
     return device.type == "cuda" and torch.version.cuda is not None
 
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """How many programs a device can run at once, each on a processor of its own; 1 in the interpreter."""
+    """Number of multiprocessors of a device; 1 in the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def overlaps(device: torch.device, programs: int) -> bool:
-    """Whether kernels of as many programs should be brought to the processors while the one before still runs.
+def starts_early(device: torch.device, programs: int) -> bool:
+    """Whether a kernel of so many programs should start while the previous kernel still runs.
 
-    That hides how long it takes to start them, where that is long beside the work; many would be in each other's way.
+    This hides launch latency, which dominates small kernels; programs of large ones would get in each other's way.
     """
     return has_ptx(device) and _capability(device) >= (9, 0) and programs <= processors(device)
 
@@ -69,7 +69,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 @triton.jit
-def overlap(EARLY: tl.constexpr):
-    """Let the next kernel come while this one runs, and wait for the one before: what it wrote is there from now on."""
+def wait_for_previous_kernel(EARLY: tl.constexpr):
+    """Let the next kernel start while this one runs, then wait until the previous one's results are in memory."""
     if EARLY:
-        tl.inline_asm_elementwise(_OVERLAP, "=r,r", [0], tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(_START_EARLY, "=r,r", [0], tl.int32, is_pure=False, pack=1)

@@ -1,4 +1,4 @@
-"""The histogram method in torch's own operators: any device, and the reading copy of the other backends."""
+"""The histogram method in torch's own operators."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trueup.kernels.bins import (
 )
 
 
-def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse: bool, relu: bool) -> Tensor:
-    """Each row moved `step` of its way towards the target, its values taken to be equal where they share a bin.
+def transport_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse: bool, relu: bool) -> Tensor:
+    """Move each row by `step` of its way towards the target; values that share a bin count as equal.
 
-    `rows` is `(batch, n)`, contiguous, float32, bfloat16 or float16, `curve` what `curve_of` makes of the target, on
-    the same device. `keep` and `sparse` are those of a `Correction`; with `relu`, that function is applied first.
+    `rows` is `(batch, n)`, contiguous, float32, bfloat16 or float16. `curve` is the target as `curve_of` returns it, on
+    the same device. `keep` keeps each row's mean; `sparse` keeps zeros. With `relu`, that is applied first.
     """
     a = rows.float().relu() if relu else rows.float()
     n = a.shape[1]
@@ -39,7 +39,7 @@ def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse
     out = a * (1 - step) + shift.gather(1, bins)
     if rows.dtype == torch.float16:
         limit = torch.finfo(torch.float16).max
-        out = out.clamp(-limit, limit)  # a target may lie beyond what float16 holds
+        out = out.clamp(-limit, limit)  # a target may lie outside float16's range
     stays = ~mean.isfinite()
     if sparse:
         stays = stays | (a == 0)
@@ -47,7 +47,8 @@ def correct_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse
 
 
 def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
-    """As `trueup.kernels.quantile.quantile_rows`, of float32 rows."""
+    """As `trueup.kernels.quantile_rows`; `levels` are float64."""
+    rows = rows.float()
     n = rows.shape[1]
     low, high = rows.aminmax(dim=1, keepdim=True)
     offset = offset_exponent_of_row(torch.maximum(-low, high))
@@ -75,7 +76,7 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
 
 
 def bin_of(a: Tensor, offset: Tensor, *, signed: bool) -> Tensor:
-    """The bin of each float32: int64, growing with the value. `offset` is an `offset_exponent`."""
+    """Bin of each float32, int64, ascending with the value. `offset` is an exponent field (`offset_exponent`)."""
     size = a.abs()
     exponent = size.view(torch.int32) >> 23
     fine = (size + (offset << 23).view(torch.float32)).view(torch.int32) >> SHIFT
@@ -85,10 +86,10 @@ def bin_of(a: Tensor, offset: Tensor, *, signed: bool) -> Tensor:
 
 
 def mean_over_ranks(curve: Tensor, first: Tensor, end: Tensor, n: int) -> Tensor:
-    """The mean of the target over the ranks from `first` up to but without `end`, of `n`: float64, of their shape.
+    """Mean of the target over ranks `first` to `end - 1` of `n`: float64, of their shape.
 
-    The order statistics of the target stand at even levels; between them it is taken to be linear, so that the
-    trapezoids of its integral add up to the sum over ranks.
+    The ranks lie at even levels. The target counts as linear between them, so the trapezoids of its integral add up to
+    the sum over ranks.
     """
     low, high = (_level(rank, n) for rank in (first, end - 1))
     (value, integral), (last_value, last_integral) = _read(curve, low), _read(curve, high)
@@ -102,7 +103,7 @@ def _level(rank: Tensor, n: int) -> Tensor:
 
 
 def _read(curve: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's quantile function and its integral at a level."""
+    """Quantile function of the target and its integral at each level."""
     levels, values, integral = curve.unbind()
     left = (torch.searchsorted(levels, level, right=True) - 1).clamp(0, levels.shape[0] - 2)
     beyond = level - levels[left]

@@ -1,7 +1,7 @@
-"""Compiled code side by side: in the threads that torch computes with where they can be had, else in Python's.
+"""Running compiled code in parallel: in torch's own OpenMP threads if they can be reached, else in Python threads.
 
-Torch's threads do not sleep between two operators but wait for work, a core each. Threads beside them would get half
-of those cores, and be no faster than none.
+Torch's threads spin between two operators, each on a core of its own. Other threads would compete with them for those
+cores and gain nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 _BEGIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def share(work: Callable[[int], None], shares: int) -> None:
-    """Do `work(0)`, `work(1)`, ... side by side. What is raised by one of them is raised here."""
+def run_parallel(work: Callable[[int], None], shares: int) -> None:
+    """Run `work(0)` to `work(shares - 1)` in parallel. An exception in one of them is raised here."""
     if shares == 1:
         work(0)
-    elif (openmp := _torchs_openmp()) is not None:
-        _share_by(openmp, work, shares)
+    elif (openmp := _torch_openmp()) is not None:
+        _run_in_openmp(openmp, work, shares)
     else:
         others = [_pool(os.getpid(), shares - 1).submit(work, k) for k in range(1, shares)]
         work(0)
@@ -31,14 +31,15 @@ def share(work: Callable[[int], None], shares: int) -> None:
             other.result()
 
 
-def _share_by(openmp: ctypes.CDLL, work: Callable[[int], None], shares: int) -> None:
+def _run_in_openmp(openmp: ctypes.CDLL, work: Callable[[int], None], shares: int) -> None:
     failures: list[BaseException] = []
 
     def begin(_: object) -> None:
-        try:  # there may be fewer threads than shares
+        try:
+            # There may be fewer threads than shares.
             for k in range(openmp.omp_get_thread_num(), shares, openmp.omp_get_num_threads()):
                 work(k)
-        except BaseException as error:  # nothing can be raised through C
+        except BaseException as error:  # exceptions cannot pass through C
             failures.append(error)
 
     openmp.GOMP_parallel(_BEGIN(begin), None, shares, 0)
@@ -47,8 +48,8 @@ def _share_by(openmp: ctypes.CDLL, work: Callable[[int], None], shares: int) -> 
 
 
 @functools.cache
-def _torchs_openmp() -> ctypes.CDLL | None:
-    """GNU's OpenMP, if that is what torch came with and has loaded, as on Linux."""
+def _torch_openmp() -> ctypes.CDLL | None:
+    """GNU's OpenMP, if torch was built with it and has loaded it, as on Linux."""
     for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):
         try:
             return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
@@ -59,5 +60,5 @@ def _torchs_openmp() -> ctypes.CDLL | None:
 
 @functools.lru_cache(maxsize=1)
 def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process: a forked one has none of its parent's."""
+    """Thread pool of this process; a forked process does not inherit its parent's threads."""
     return ThreadPoolExecutor(threads, thread_name_prefix="trueup")

@@ -1,4 +1,4 @@
-"""A batch norm in evaluation mode, as what a kernel can do on its way."""
+"""A batch norm in evaluation mode, as a value that a kernel can apply while it reads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.kernels.tangent import has_tangent
+from trueup.kernels.forward_mode import has_tangent
 
 
-class Norm(NamedTuple):
-    """(x - mean) / sqrt(variance + epsilon) * weight + bias, with `(channels,)` of each."""
+class BatchNorm(NamedTuple):
+    """(x - mean) / sqrt(variance + epsilon) * weight + bias; each tensor is `(channels,)`."""
 
     mean: Tensor
     variance: Tensor
@@ -22,15 +22,15 @@ class Norm(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All but epsilon."""
+        """All fields except epsilon."""
         return self.mean, self.variance, self.weight, self.bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """As torch does it."""
+        """Apply torch's own batch norm."""
         return F.batch_norm(x, *self.tensors, training=False, eps=self.epsilon)
 
-    def takes_gradients(self, *others: Tensor | None) -> bool:
-        """Whether torch would have to take derivatives of it, or of the others."""
+    def needs_derivatives(self, *others: Tensor | None) -> bool:
+        """Whether autograd, in either mode, has to differentiate through this norm or the other tensors."""
         tensors = (*self.tensors, *others)
         backward = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
         return backward or has_tangent(*tensors)

@@ -1,0 +1,6 @@
+"""The backend for the CPU, compiled by numba."""
+
+from trueup.kernels.cpu.histogram import quantile_rows, transport_rows
+from trueup.kernels.cpu.maps import moments, realign
+
+__all__ = ["moments", "quantile_rows", "realign", "transport_rows"]

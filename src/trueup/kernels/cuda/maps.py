@@ -1,0 +1,467 @@
+"""The rule of evidence in Triton: `evidence.realign` reads maps twice, `evidence.moments` once.
+
+Maps are divided into vertical strips, and strips into segments of some rows. A small map is a single segment, and one
+kernel does it all. For larger maps there are two kernels: programs sum over segments, then programs write rows. What is
+added up, and in what order, does not depend on the batch. The number of programs does: few images need many programs,
+each with fewer rows and channels, many images need programs that read no row twice. The device functions are in
+`strips`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trueup.kernels.batch_norm import BatchNorm
+from trueup.kernels.cuda.batch_norm import scale_and_shift
+from trueup.kernels.cuda.launch import Launch, aligned, processors, starts_early, wait_for_previous_kernel
+from trueup.kernels.cuda.strips import (
+    coefficients,
+    first_columns,
+    pivot_of,
+    program_tile,
+    start_strip,
+    store_moments,
+    sums_with_bands,
+    sums_without_bands,
+    write_with_bands,
+    write_without_bands,
+)
+from trueup.kernels.layout import channels_lie_last
+
+SEGMENT_ROWS = 28  # most rows of a segment; even, because two are done at a time
+ROWS_WRITTEN = 8  # rows that a program writes, about, if there are few programs
+PROGRAMS_PER_PROCESSOR = 12  # enough of them to hide the latency of memory
+WHOLE_ROWS = 56  # most rows of a map that is a single segment, if it is one strip
+CACHE_LINE = 128  # bytes: the channels of a program, if they lie last
+MAX_HALVINGS = 2  # how often the channels of a program, and the work of its threads, are halved if programs are few
+STRIP_COLUMNS = {True: 16, False: 64}  # most columns of a strip: if channels lie last, and otherwise
+
+_SUMS = 5  # stored per segment: the pivot, and the first four sums of `sums_with_bands`
+_ALL_SUMS = 7  # for `moments`: the pivot, and all six sums
+
+
+def realign(
+    x: Tensor,
+    reference: Tensor,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    norm: BatchNorm | None = None,
+) -> Tensor:
+    """As `plain.realign`, for float32, bfloat16 or float16 `(batch, channels, ...)`; the result has the layout of `x`.
+
+    A `norm` is applied to `x` first. The result is rounded once, so values that are not moved come out as from torch's
+    operators one after the other, unless there is a norm.
+    """
+    dense = _in_order(x)
+    out = torch.empty_like(dense)
+    if residual is not None and residual.stride() != dense.stride():
+        residual = torch.empty_like(dense).copy_(residual)
+    realign_maps(dense, reference, gate, out, residual, relu, norm)
+    return out if dense is x or dense.stride() == x.stride() else torch.empty_like(x).copy_(out)
+
+
+def moments(x: Tensor, bands: bool) -> Tensor:
+    """As `plain.moments`, for float32, bfloat16 or float16 `(batch, channels, ...)`."""
+    return measure_maps(_in_order(x), bands)
+
+
+def realign_maps(
+    x: Tensor,
+    reference: Tensor,
+    gate: Tensor | None,
+    out: Tensor,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    norm: BatchNorm | None = None,
+    *,
+    split: bool | None = None,
+    programs_per_strip: int | None = None,
+    halvings: int | None = None,
+) -> None:
+    """As `realign`, into `out`. All tensors have the layout of `x`: contiguous, or with the channels last.
+
+    `split` says whether several programs do a map, `programs_per_strip` how many do one strip at most, and `halvings`
+    how often the channels of a program are halved; None chooses.
+    """
+    if x.numel() == 0:
+        return
+    gates = x if gate is None else aligned(gate.float().contiguous())
+    norm_tensors = (x, x, x, x) if norm is None else tuple(aligned(tensor.contiguous()) for tensor in norm.tensors)
+    epsilon = 0.0 if norm is None else norm.epsilon
+    tensors = (aligned(reference.contiguous()), gates, x if residual is None else aligned(residual), out)
+    steps = (gate is not None, residual is not None, relu, norm is not None)
+    dtypes = (reference.dtype, *(tensor.dtype for tensor in norm_tensors))
+    division = (split, programs_per_strip, halvings)
+    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, steps, dtypes, *division)
+    if plan.split:
+        sums = x.new_empty(plan.sums, dtype=torch.float32)
+        plan.sum_segments(x, sums, *plan.sizes, plan.rows_per_segment, plan.segments, plan.segments_per_program)
+        plan.finish(x, sums, *tensors, *norm_tensors, epsilon, *plan.sizes, plan.rows_written, plan.segments)
+    else:
+        plan.whole(x, *tensors, *norm_tensors, epsilon, *plan.sizes, plan.rows_per_segment, plan.segments)
+
+
+def measure_maps(
+    x: Tensor,
+    bands: bool,
+    *,
+    split: bool | None = None,
+    programs_per_strip: int | None = None,
+    halvings: int | None = None,
+) -> Tensor:
+    """As `moments`, for `x` that is contiguous or has its channels last; options as for `realign_maps`."""
+    found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
+    if x.numel() == 0:
+        return found
+    plan = _plan(_shape(x), x.dtype, x.device, bands, None, (), split, programs_per_strip, halvings)
+    if plan.split:
+        sums = x.new_empty(plan.sums, dtype=torch.float32)
+        plan.sum_segments(x, sums, *plan.sizes, plan.rows_per_segment, plan.segments, plan.segments_per_program)
+        plan.finish(sums, found, *plan.sizes, plan.segments)
+    else:
+        plan.whole(x, found, *plan.sizes, plan.rows_per_segment, plan.segments)
+    return found
+
+
+def _in_order(x: Tensor) -> Tensor:
+    """Return `x` if it is contiguous or has its channels last, otherwise a copy with the layout that one image has."""
+    if x.is_contiguous() or channels_lie_last(x):
+        return aligned(x)
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_lie_last(x[:1]) else x.contiguous()
+
+
+class _Shape(NamedTuple):
+    sizes: tuple[int, ...]
+    last: bool  # whether channels lie last in memory, not second
+
+
+def _shape(x: Tensor) -> _Shape:
+    return _Shape(tuple(x.shape), not x.is_contiguous())
+
+
+class _Plan(NamedTuple):
+    """How the work is divided among programs, and the kernels that do it: `whole`, or `sum_segments` and `finish`."""
+
+    split: bool
+    sums: int  # numbers that `sum_segments` stores
+    sizes: tuple[int, ...]  # channels, pixels, width, rows, strips
+    rows_per_segment: int
+    segments: int  # of a map
+    segments_per_program: int
+    rows_written: int  # by a program
+    whole: Launch
+    sum_segments: Launch
+    finish: Launch
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    shape: _Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    bands: bool,
+    steps: tuple[bool, bool, bool, bool] | None,
+    _dtypes: tuple[torch.dtype, ...],
+    split: bool | None,
+    programs_per_strip: int | None,
+    halvings: int | None,
+) -> _Plan:
+    """Return the plan for everything that Triton may specialise a kernel on; it keeps the compiled kernels.
+
+    `steps` says whether there is a gate, a residual, a ReLU and a norm; None if maps are only measured.
+    """
+    (batch, channels, *sides), last = shape
+    n = 1
+    for side in sides:
+        n *= side
+    width = sides[-1] if bands else min(_power_of_two(n), STRIP_COLUMNS[last])  # without bands, any width will do
+    rows = -(-n // width)
+    pairs = _power_of_two(min(-(-width // 2), STRIP_COLUMNS[last] // 2))
+    strips = -(-width // (2 * pairs))
+    longer = 1 if bands else 4  # a row is less work without bands
+    divided = rows > 2 and (strips > 1 or rows > longer * WHOLE_ROWS)
+    parts = max(2, -(-rows // (longer * SEGMENT_ROWS))) if divided else 1  # segments per strip
+    rows_per_segment = 2 * -(-rows // (2 * parts))
+    segments = strips * parts
+    if split is None:
+        split = segments > 1
+    pairs_per_thread = 16 // dtype.itemsize if last else max(1, pairs // 8)
+    maps = CACHE_LINE // dtype.itemsize if last else 64 * pairs_per_thread // pairs
+    if halvings is None:
+        # If channels lie last, half of them are half a cache line; otherwise they are as fast to read.
+        programs, few = -(-channels // maps) * segments * batch, ((1 if split else 2) if last else 8)
+        halvings = sum(programs << times <= few * processors(device) for times in range(1, MAX_HALVINGS + 1))
+    # A thread keeps two pairs, or one.
+    halvings = min(halvings, MAX_HALVINGS, pairs_per_thread.bit_length() - (2 if last else 1))
+    pairs_per_thread, maps = pairs_per_thread >> halvings, min(_power_of_two(channels), maps >> halvings)
+    tiles = -(-channels // maps)
+    if programs_per_strip is None:
+        programs_per_strip = -(-PROGRAMS_PER_PROCESSOR * processors(device) // (tiles * strips * batch))
+    segments_per_program = -(-parts // programs_per_strip)
+    rows_written = 2 * -(-rows // (2 * min(programs_per_strip, -(-rows // ROWS_WRITTEN))))
+    constants = (maps, pairs, last, channels % maps == 0, bands)
+    warps = max(1, min(8, maps * pairs // (32 * pairs_per_thread)))
+    # As few registers as possible without much spilling: the more programs run at once, the better they hide latency.
+    if last:
+        registers = 88 + 10 * pairs_per_thread if bands else 64 + 4 * pairs_per_thread
+    else:
+        registers = 64 + 8 * pairs_per_thread + (0 if split else 32)
+    # No fusion of multiplications and additions: the kernels would differ in the last bit.
+    options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
+
+    def launch(kernel: Any, programs: int, *more: bool) -> Launch:
+        early = starts_early(device, programs)
+        pdl = {"launch_pdl": True} if early else {}
+        return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
+
+    measure, flags, all_strips = steps is None, steps or (), tiles * strips * batch
+    return _Plan(
+        split,
+        batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
+        (channels, n, width, rows, strips),
+        rows_per_segment,
+        segments,
+        segments_per_program,
+        rows_written,
+        launch(_measure_whole if measure else _realign_whole, tiles * batch, *flags),
+        launch(_sum_segments, all_strips * -(-parts // segments_per_program), measure),
+        launch(_moments_from_sums, tiles * batch)
+        if measure
+        else launch(_write_rows, all_strips * -(-rows // rows_written), *flags),
+    )
+
+
+def _power_of_two(n: int) -> int:
+    """Smallest power of two that is at least `n`."""
+    return 1 << (n - 1).bit_length()
+
+
+@triton.jit
+def _realign_whole(
+    x, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
+    channels, n, width, rows, strips, rows_per_segment, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    RELU: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    wait_for_previous_kernel(EARLY)
+    image, _part, channel = program_tile(channels, 1, MAPS)
+    begin = image * channels * n
+    x += begin
+    gate = tl.load(gates + image).to(tl.float32) if GATED else 1.0
+    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
+    wanted = tl.where(gate > 0, segments, 0) if GATED else segments  # closed images are not measured
+    low, high, low2, high2, _, _ = _sum_all_segments(
+        x,
+        channel,
+        pivot,
+        channels,
+        n,
+        width,
+        rows,
+        strips,
+        rows_per_segment,
+        wanted,
+        MAPS,
+        PAIRS,
+        LAST,
+        EVEN,
+        BANDS,
+        False,
+    )
+    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    start, gain, gain_of_mean, moves = coefficients(
+        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+    )
+    for done in range(segments):  # backwards: the rows read last may still be in the cache
+        top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
+        _write(
+            x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+            channels, n, width, rows, PAIRS, LAST, EVEN, BANDS, ADD, RELU,
+        )  # fmt: skip
+
+
+@triton.jit
+def _measure_whole(
+    x, found, channels, n, width, rows, strips, rows_per_segment, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    wait_for_previous_kernel(EARLY)
+    image, _part, channel = program_tile(channels, 1, MAPS)
+    x += image * channels * n
+    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
+    low, high, low2, high2, square, rough = _sum_all_segments(
+        x,
+        channel,
+        pivot,
+        channels,
+        n,
+        width,
+        rows,
+        strips,
+        rows_per_segment,
+        segments,
+        MAPS,
+        PAIRS,
+        LAST,
+        EVEN,
+        BANDS,
+        True,
+    )
+    store_moments(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
+
+
+@triton.jit
+def _sum_all_segments(
+    x, channel, pivot, channels, n, width, rows, strips, rows_per_segment, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Sums of `sums_with_bands` over all segments."""
+    nothing = tl.zeros([MAPS], tl.float32)
+    low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
+    for segment in range(segments):
+        top, bottom, column = _segment_bounds(segment, rows, strips, rows_per_segment, PAIRS, LAST)
+        if BANDS:
+            state = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST, EVEN)
+            sums, _ = sums_with_bands(
+                x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
+                MAPS, PAIRS, LAST, EVEN, ALL,
+            )  # fmt: skip
+        else:
+            sums = sums_without_bands(
+                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST, EVEN
+            )  # fmt: skip
+        low, high, low2, high2 = low + sums[0], high + sums[1], low2 + sums[2], high2 + sums[3]
+        square, rough = square + sums[4], rough + sums[5]
+    return low, high, low2, high2, square, rough
+
+
+@triton.jit
+def _segment_bounds(segment, rows, strips, rows_per_segment, PAIRS: tl.constexpr, LAST: tl.constexpr):
+    """First row of a segment, the row after its last, and the first column of each pair."""
+    part = segment // strips
+    top = part * rows_per_segment
+    return top, tl.minimum(top + rows_per_segment, rows), first_columns(segment - part * strips, PAIRS, LAST)
+
+
+@triton.jit(do_not_specialize=["segments_per_program"])  # what depends on the batch must not change the code
+def _sum_segments(
+    x, sums, channels, n, width, rows, strips, rows_per_segment, segments, segments_per_program,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of `segments_per_program` segments of a strip, one below the other."""
+    wait_for_previous_kernel(EARLY)
+    kept: tl.constexpr = 7 if ALL else 5
+    parts = strips * tl.cdiv(segments // strips, segments_per_program)
+    image, part, channel = program_tile(channels, parts, MAPS)
+    x += image * channels * n
+    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
+    inside = channel < channels
+    above = part // strips  # programs further up in the same strip
+    strip, first = part - above * strips, above * segments_per_program
+    column = first_columns(strip, PAIRS, LAST)
+    if BANDS:
+        state = start_strip(x, channel, first * rows_per_segment, column, channels, n, width, PAIRS, LAST, EVEN)
+    sums += (image * segments + first * strips + strip) * kept * channels + channel
+    for segment in range(first, tl.minimum(first + segments_per_program, segments // strips)):
+        top = segment * rows_per_segment
+        bottom = tl.minimum(top + rows_per_segment, rows)
+        if BANDS:
+            found, state = sums_with_bands(
+                x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
+                MAPS, PAIRS, LAST, EVEN, ALL,
+            )  # fmt: skip
+        else:
+            found = sums_without_bands(
+                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST, EVEN
+            )  # fmt: skip
+        tl.store(sums, pivot, mask=inside)
+        for k in tl.static_range(kept - 1):
+            tl.store(sums + (k + 1) * channels, found[k], mask=inside)
+        sums += strips * kept * channels
+
+
+@triton.jit(do_not_specialize=["rows_written"])
+def _write_rows(
+    x, sums, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
+    channels, n, width, rows, strips, rows_written, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    RELU: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Write `rows_written` rows of a strip, from the sums of all segments."""
+    wait_for_previous_kernel(EARLY)
+    image, part, channel = program_tile(channels, strips * tl.cdiv(rows, rows_written), MAPS)
+    begin = image * channels * n
+    gate = tl.load(gates + image).to(tl.float32) if GATED else 1.0
+    pivot, low, high, low2, high2, _, _ = _load_sums(sums, image, channel, channels, segments, MAPS, False)
+    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    start, gain, gain_of_mean, moves = coefficients(
+        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+    )
+    top, bottom, column = _segment_bounds(part, rows, strips, rows_written, PAIRS, LAST)
+    _write(
+        x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+        channels, n, width, rows, PAIRS, LAST, EVEN, BANDS, ADD, RELU,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, channels, n, width, rows,
+    PAIRS: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BANDS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    if BANDS:
+        write_with_bands(
+            x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+            channels, n, width, rows, PAIRS, LAST, EVEN, ADD, RELU,
+        )  # fmt: skip
+    else:
+        write_without_bands(
+            x, residual, out, channel, top, bottom, column, start, gain, moves,
+            channels, n, width, PAIRS, LAST, EVEN, ADD, RELU,
+        )  # fmt: skip
+
+
+@triton.jit
+def _moments_from_sums(
+    sums, found, channels, n, width, rows, strips, segments,  # noqa: ARG001
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
+    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,  # noqa: ARG001
+):  # fmt: skip
+    wait_for_previous_kernel(EARLY)
+    image, _part, channel = program_tile(channels, 1, MAPS)
+    pivot, low, high, low2, high2, square, rough = _load_sums(sums, image, channel, channels, segments, MAPS, True)
+    store_moments(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
+
+
+@triton.jit
+def _load_sums(sums, image, channel, channels, segments, MAPS: tl.constexpr, ALL: tl.constexpr):
+    """Pivot, and the total over an image's segments of the sums that `_sum_segments` stored."""
+    kept: tl.constexpr = 7 if ALL else 5
+    nothing = tl.zeros([MAPS], tl.float32)
+    low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
+    inside = channel < channels
+    sums += image * segments * kept * channels + channel
+    pivot = tl.load(sums, mask=inside, other=0.0)
+    for segment in tl.range(segments, loop_unroll_factor=4):
+        at = sums + segment * kept * channels
+        low += tl.load(at + channels, mask=inside, other=0.0)
+        high += tl.load(at + 2 * channels, mask=inside, other=0.0)
+        low2 += tl.load(at + 3 * channels, mask=inside, other=0.0)
+        high2 += tl.load(at + 4 * channels, mask=inside, other=0.0)
+        if ALL:
+            square += tl.load(at + 5 * channels, mask=inside, other=0.0)
+            rough += tl.load(at + 6 * channels, mask=inside, other=0.0)
+    return pivot, low, high, low2, high2, square, rough

@@ -1,0 +1,247 @@
+"""Which backend computes what: the one module that knows which backends exist and what each of them can do.
+
+A backend is a package with functions of the same names and meanings.
+
+- `plain`: torch's own operators, on any device, at any width. It has all functions.
+- `cpu`: numba, where that is installed.
+- `cuda`: Triton, where that is installed. Only this one applies a batch norm in the same pass.
+
+The compiled backends take float32, bfloat16 and float16. Float64 and forward-mode derivatives take `plain` or
+`trueup.functional`. If gradients are wanted, a batch norm is a step of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trueup import functional
+from trueup.functional.gate import Gate
+from trueup.functional.paper import Location
+from trueup.kernels import operators, plain
+from trueup.kernels.batch_norm import BatchNorm
+from trueup.kernels.forward_mode import has_tangent
+from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
+
+Order = Literal["value first", "residual first", "in place"]
+
+_COMPILERS = {"cpu": "numba", "cuda": "triton"}
+_COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
+_COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TRANSPORT_CHANNELS = [2**k for k in range(4, 13)]  # channels of a norm that fuses: they must divide a kernel's block
+
+
+def realign(
+    a: Tensor,
+    reference: Tensor,
+    gate: Tensor | None = None,
+    *,
+    norm: BatchNorm | None = None,
+    residual: Any = None,
+    order: Order = "value first",
+    relu: bool = False,
+    channels: int = 1,
+) -> Tensor:
+    """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
+
+    `residual` is None or anything that torch can add; `order` says how torch would add it. `channels` is the dimension
+    of `a` that holds the channels. An image's result does not depend on the batch or on the number of threads, to the
+    last bit. Values that are not moved are rounded as by torch's operators one after the other, unless a norm is fused:
+    that is not rounded in between.
+    """
+    out: Tensor
+    if not (residual is None or same_layout(a, residual)):
+        out = add(realign(a, reference, gate, norm=norm, channels=channels), residual, order)
+        return out.relu() if relu else out
+    if channels != 1:  # `movedim` makes a view even where nothing moves: a microsecond, dozens of times per forward
+        beside = None if residual is None else residual.movedim(channels, 1)
+        out = realign(a.movedim(channels, 1), reference, gate, norm=norm, residual=beside, relu=relu)
+        return out.movedim(1, channels)
+    if norm is not None and (not _realign_fuses_norm(a) or norm.needs_derivatives(a, residual)):
+        a, norm = norm(a), None
+    if not _has_compiled_maps(a) or has_tangent(a, residual):
+        return plain.realign(a, reference, gate, residual, relu)
+    if norm is None:
+        out = torch.ops.trueup.realign.default(a, reference, gate, residual, relu)
+    else:
+        out = torch.ops.trueup.realign_after_norm.default(a, *norm, reference, gate, residual, relu)
+    return out
+
+
+def transport(
+    a: Tensor,
+    curve: Tensor,
+    step: float,
+    *,
+    location: Location,
+    sparse: bool,
+    exact: bool = False,
+    even_levels: bool = False,
+    norm: BatchNorm | None = None,
+    residual: Any = None,
+    order: Order = "value first",
+    relu: bool = False,
+) -> Tensor:
+    """Return `functional.correct` of relu(add(norm(a), residual)), from a histogram; the relu only if asked for.
+
+    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. `residual` and
+    `order` are as in `realign`; "in place" without a norm writes into `a`, as torch would. `exact` sorts instead, and
+    so do float64 and forward-mode derivatives. The result shares no memory with `a` and does not depend on the batch or
+    on the number of threads, to the last bit.
+    """
+    out: Tensor
+    if relu and norm is not None and step > 0 and not exact and _transport_fuses_norm(a):
+        like = residual is None or same_layout(a, residual)
+        if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
+            rule = (curve, step, location == "keep", sparse)
+            out = torch.ops.trueup.transport_after_norm.default(a, *norm, residual, *rule)
+            return out
+    a = a if norm is None else norm(a)
+    a = a if residual is None else add(a, residual, order)
+    if exact or a.dtype not in _COMPILED_DTYPES or a.dim() == 0 or has_tangent(a):
+        levels = None if even_levels else curve[0]
+        a = a.relu() if relu else a
+        return functional.correct(a, curve[1], step, location=location, sparse=sparse, levels=levels)
+    out = torch.ops.trueup.transport.default(a, curve, step, location == "keep", sparse, relu)
+    return out
+
+
+def moments(a: Tensor, *, bands: bool) -> Tensor:
+    """Return `functional.evidence.moments`, without a gradient."""
+    a = a.detach()
+    if _has_compiled_maps(a):
+        out: Tensor = torch.ops.trueup.moments.default(a, bands)
+        return out
+    return plain.moments(a, bands)
+
+
+def gate_values(
+    moments: Sequence[Tensor], floors: Sequence[Tensor], gate: Gate, budget: float, ramp: float, least: float
+) -> Tensor:
+    """Gate value per image `(batch,)` float32: least + (1 - least) g, without a gradient.
+
+    `moments` are `functional.evidence.moments` at the norms that the gate reads, `floors` theirs as `gate.features`
+    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`.
+    """
+    if moments[0].is_cuda and _COMPILED["cuda"]:
+        numbers = (budget, ramp, least)
+        out: Tensor = torch.ops.trueup.gate_values.default(list(moments), list(floors), *gate, *numbers)
+        return out
+    return plain.gate_values(moments, floors, gate, budget, ramp, least)
+
+
+def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
+    """Quantile function of each row at ascending `levels` `(m,)` from 0 to 1: `(batch, m)` float32.
+
+    `rows` is `(batch, n)`, of at most 32 bits per value. The minimum, the maximum and zeros are exact. Any other order
+    statistic is interpolated within its bin, so its error is less than the bin's width: 0.8 % of the value, or 1/4096
+    of the row's largest absolute value if that is more. Denormals count as zero. A row that is not finite gives NaN.
+    """
+    with _current_device(rows):
+        out: Tensor = _fastest("quantile_rows", rows.device.type)(rows, levels.double())
+    return out
+
+
+def add(value: Any, residual: Any, order: Order) -> Any:
+    """Add as torch does in the model: the dtype, shape and layout of the sum may depend on the order."""
+    if order == "in place":
+        value += residual
+        return value
+    return residual + value if order == "residual first" else value + residual
+
+
+def _has_compiled_maps(a: Tensor) -> bool:
+    return _COMPILED.get(a.device.type, False) and a.dtype in _COMPILED_DTYPES and a.dim() > 2
+
+
+def _realign_fuses_norm(a: Tensor) -> bool:
+    return a.is_cuda and _has_compiled_maps(a) and norm_keeps_layout(a)
+
+
+def _transport_fuses_norm(a: Tensor) -> bool:
+    return (
+        a.is_cuda and _COMPILED["cuda"] and a.numel() > 0 and has_channels_last(a) and a.shape[1] in _TRANSPORT_CHANNELS
+    )
+
+
+@functools.cache
+def _fastest(name: str, device: str) -> Callable[..., Any]:
+    """The function of this name in the backend compiled for a kind of device, or in `plain` if there is none."""
+    backend = importlib.import_module(f"trueup.kernels.{device}") if _COMPILED.get(device) else plain
+    function: Callable[..., Any] = getattr(backend, name, None) or getattr(plain, name)
+    return function
+
+
+def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Make the device of `x` the current one: Triton launches there."""
+    return torch.cuda.device(x.get_device()) if x.is_cuda else contextlib.nullcontext()
+
+
+def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
+    if step == 0 or x.numel() == 0:
+        return x.relu() if relu else x.clone()
+    flat = in_memory_order(x)
+    rows = x.reshape(x.shape[0], -1) if flat is None else flat
+    with _current_device(x):
+        out: Tensor = _fastest("transport_rows", x.device.type)(rows, curve, step, keep=keep, sparse=sparse, relu=relu)
+    if flat is None:
+        return torch.empty_like(x).copy_(out.view(x.shape))
+    return out.as_strided(x.shape, x.stride())
+
+
+def _compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
+    norm, (residual, curve, step, keep, sparse) = BatchNorm(*arguments[:5]), arguments[5:]
+    if not (x.is_cuda and _COMPILED["cuda"]):
+        a = norm(x)
+        return _compute_transport(a if residual is None else a + residual, curve, step, keep, sparse, True)
+    if x.numel() == 0:
+        return x.clone()
+    rule = {"keep": keep, "sparse": sparse, "relu": True}
+    beside = None if residual is None else as_rows(residual)
+    with _current_device(x):
+        out: Tensor = _fastest("transport_rows", "cuda")(as_rows(x), curve, step, **rule, norm=norm, residual=beside)
+    return out.as_strided(x.shape, x.stride())
+
+
+def _compute_realign(x: Tensor, *arguments: Any) -> Tensor:
+    with _current_device(x):
+        out: Tensor = _fastest("realign", x.device.type)(x, *arguments)
+    return out
+
+
+def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
+    norm, rest = BatchNorm(*arguments[:5]), arguments[5:]
+    if not (x.is_cuda and _COMPILED["cuda"]):
+        return _compute_realign(norm(x), *rest)
+    return _compute_realign(x, *rest, norm)
+
+
+def _compute_moments(x: Tensor, bands: bool) -> Tensor:
+    with _current_device(x):
+        out: Tensor = _fastest("moments", x.device.type)(x, bands)
+    return out
+
+
+def _compute_gate_values(moments: Sequence[Tensor], floors: Sequence[Tensor], *arguments: Any) -> Tensor:
+    gate, numbers = Gate(*arguments[:6]), arguments[6:]
+    with _current_device(moments[0]):
+        out: Tensor = _fastest("gate_values", moments[0].device.type)(moments, floors, gate, *numbers)
+    return out
+
+
+for _name, _compute in {
+    "transport": _compute_transport,
+    "transport_after_norm": _compute_transport_after_norm,
+    "realign": _compute_realign,
+    "realign_after_norm": _compute_realign_after_norm,
+    "moments": _compute_moments,
+    "gate_values": _compute_gate_values,
+}.items():
+    operators.library.impl(_name, _compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

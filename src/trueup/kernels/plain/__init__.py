@@ -1,0 +1,7 @@
+"""The backend in torch's own operators: any device, and the definition of what the other backends compute."""
+
+from trueup.kernels.plain.gate import gate_values
+from trueup.kernels.plain.histogram import quantile_rows, transport_rows
+from trueup.kernels.plain.maps import moments, realign
+
+__all__ = ["gate_values", "moments", "quantile_rows", "realign", "transport_rows"]
