@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from trueup import kernels
@@ -99,17 +98,16 @@ class Realign(_AtSite):
         relu: bool = False,
     ) -> Tensor:
         a, batch_norm = _resolved(a, norm)
-        moved, along = _moved_dim(a, self.channel_dim, 1), residual
-        if self.channel_dim != 1 and residual is not None:
-            # Only a residual of the same shape has the same dimensions.
-            same = isinstance(residual, Tensor) and residual.shape == a.shape
-            along = _moved_dim(residual, self.channel_dim, 1) if same else None
-        whole = residual is None or along is not None
-        out = kernels.realign(
-            moved, self.reference, gate, norm=batch_norm, residual=along, order=order, relu=relu and whole
+        return kernels.realign(
+            a,
+            self.reference,
+            gate,
+            norm=batch_norm,
+            residual=residual,
+            order=order,
+            relu=relu,
+            channels=self.channel_dim,
         )
-        out = _moved_dim(out, 1, self.channel_dim)
-        return out if whole else kernels.finish(out, residual, order, relu)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""
@@ -126,7 +124,7 @@ class GateReader(nn.Module):
         self.name, self.bands, self.channel_dim = site.name, bands, site.channel_dim
 
     def forward(self, a: Tensor) -> Tensor:
-        return kernels.moments(_moved_dim(a, self.channel_dim, 1), bands=self.bands)
+        return kernels.moments(a if self.channel_dim == 1 else a.movedim(self.channel_dim, 1), bands=self.bands)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""
@@ -161,7 +159,3 @@ def _resolved(a: Tensor, norm: nn.Module | None) -> tuple[Tensor, BatchNorm | No
     found = batch_norm_of(norm)
     return (norm(a), None) if found is None else (a, found)
 
-
-def _moved_dim(a: Tensor, source: int, to: int) -> Tensor:
-    """`movedim`, of which torch makes a view even if nothing moves: a microsecond, dozens of times per pass."""
-    return a if source == to else torch.movedim(a, source, to)

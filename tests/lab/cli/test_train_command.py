@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from trueup.cli import app
 from trueup_lab.data import digits
+from trueup_lab.data.images import Images
 from trueup_lab.data.sets import SETS, ImageSet
 
 
@@ -42,6 +46,9 @@ def test_a_time_limit_ends_well_and_the_same_command_goes_on(few_digits, tmp_pat
     [
         (("--set", "svhn"), "unknown set 'svhn'; known: mnist, cifar10, imagenet, digits"),
         (("--set", "digits", "--norm", "ln"), "unknown norm 'ln'; known: bn"),
+        (("--set", "cifar10", "--architecture", "vit", "--norm", "bn"), "unknown norm 'bn'; known: ln"),
+        (("--set", "mnist", "--architecture", "vit"), "no recipe for 'vit' on 'mnist'"),
+        (("--set", "mnist", "--architecture", "alexnet"), "unknown architecture 'alexnet'; known: resnet20, vgg"),
         (("--set", "digits", "--seeds", "a-b"), "wanted seeds as in 0-9"),
         (("--set", "mnist", "--data", "nowhere"), "trueup data get mnist"),
     ],
@@ -51,3 +58,13 @@ def test_mistakes_are_answered_in_a_sentence(arguments, message, tmp_path):
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
     assert "Traceback" not in result.output
+
+
+def test_another_architecture_has_its_own_norm_recipe_and_folder(monkeypatch, tmp_path):
+    images = Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    monkeypatch.setitem(SETS, "cifar10", ImageSet("cifar10", lambda *_: images, channels=3))
+    result = call("--set", "cifar10", "--architecture", "vit", "--epochs", 1, "--batch", 4, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "cifar10-vit-ln" / "record.json").read_text())
+    assert record["choices"]["norm"] == "ln"
+    assert record["choices"]["recipe"]["optimiser"] == "adamw"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from trueup_lab.data import cifar10
 from trueup_lab.data.imagenet import ImageFolder
-from trueup_lab.data.images import IMAGENET
+from trueup_lab.data.images import EFFICIENTNET_LITE, ESPNET_CAMVID, IMAGENET
 from trueup_lab.models import ResNet50, load_public
 
 
@@ -43,9 +45,42 @@ def test_the_public_resnet50_knows_most_of_the_first_twenty(data_path):
     assert int(right.sum()) >= 14
 
 
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("file", "normalisation"),
+    [
+        ("mobilenet_v2_imagenet_bn.safetensors", IMAGENET),
+        ("efficientnet_lite0_imagenet_bn.safetensors", EFFICIENTNET_LITE),
+    ],
+)
+def test_public_mobile_networks_know_most_of_the_first_twenty(data_path, file, normalisation):
+    model = load_public(data_path("weights", file))
+    batch = next(ImageFolder(data_path("imagenet_val_1k", "val")).batches(20))
+    with torch.inference_mode():
+        right = model(normalisation(batch.images)).argmax(1) == batch.labels
+    assert int(right.sum()) >= 14
+
+
+@pytest.mark.data
+def test_the_public_espnet_segments_camvid(data_path):
+    """58.5 mIoU on every third test image; ten of them take a second and are within a few points of it."""
+    model = load_public(data_path("weights", "espnet_camvid_bn.safetensors"))
+    folder = data_path("camvid", "CamVid")
+    counts = torch.zeros(12, 12)  # by class and by answer
+    for path in sorted((folder / "test").iterdir())[::24]:
+        pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1)[None]
+        truth = torch.from_numpy(np.array(Image.open(folder / "testannot" / f"{path.stem}.png"))).long()
+        with torch.inference_mode():
+            answer = model(ESPNET_CAMVID(pixels.flip(1))).argmax(1)[0]
+        seen = truth < 11  # 11 is void
+        counts += torch.bincount(12 * truth[seen] + answer[seen], minlength=144).view(12, 12)
+    union = counts.sum(0) + counts.sum(1) - counts.diag()
+    assert (counts.diag() / union)[:11].mean() > 0.54
+
+
 def test_a_file_of_another_network_is_refused_with_its_keys(tmp_path):
     save_file({"features.0.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"neither .* first keys are features.0.weight"):
+    with pytest.raises(ValueError, match=r"holds none of .* first keys are features.0.weight"):
         load_public(tmp_path / "other.safetensors")
 
 

@@ -64,6 +64,7 @@ def test_the_table_keeps_rows_of_other_norms_and_replaces_its_own(runs, tiny, tm
         "set,norm,seed,test_accuracy,paper_mean,paper_deviation\ndigits,bn,0,97.00,,\ndigits,gn,9,11.00,,\n"
     )
     export(gather(runs), table=table)
+    assert {r["architecture"] for r in rows_of(table)} == {"resnet20"}  # which the old table did not say
     assert [(r["norm"], r["seed"]) for r in rows_of(table)] == [
         ("bn", "0"),
         ("gn", "0"),
@@ -74,7 +75,9 @@ def test_the_table_keeps_rows_of_other_norms_and_replaces_its_own(runs, tiny, tm
 
 def test_rows_stand_beside_the_papers_numbers(runs):
     record = replace(gather(runs)[0].record, set="cifar10", norm="frn", accuracy={0: 0.87654})
-    assert list(accuracy_rows(record)[0].values()) == ["cifar10", "frn", "0", "87.65", "87.80", "0.38"]
+    assert list(accuracy_rows(record)[0].values()) == ["cifar10", "resnet20", "frn", "0", "87.65", "87.80", "0.38"]
+    other = accuracy_rows(replace(record, norm="bn", architecture="vgg"))[0]
+    assert (other["architecture"], other["paper_mean"]) == ("vgg", "")
     assert {norm for _, norm in PAPER} == {"bn", "gn", "frn"}
 
 

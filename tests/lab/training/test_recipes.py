@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup_lab.training.recipes import RECIPES, learning_rate, shortened
+from trueup_lab.training.recipes import ARCHITECTURE_RECIPES, RECIPES, Recipe, learning_rate, recipe_for, shortened
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,28 @@ def test_a_shortened_recipe_decays_at_the_same_parts_of_the_whole(epochs):
     assert recipe.epochs == epochs
     for after, original in zip(recipe.decay_after, (150, 225), strict=True):
         assert after == math.floor(Fraction(original, 300) * epochs)
+
+
+@given(st.integers(1, 30), st.integers(1, 7))
+def test_a_cosine_falls_from_the_rate_to_nearly_nothing(epochs, steps):
+    recipe = Recipe(epochs=epochs, schedule="cosine", rate=0.3)
+    rates = [learning_rate(recipe, n // steps, n % steps, steps) for n in range(epochs * steps)]
+    assert rates[0] == pytest.approx(0.3)
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] <= 0.3 * (math.pi / (2 * epochs * steps)) ** 2 * 1.01  # cosine's last step, to second order
+
+
+@pytest.mark.parametrize("name", ARCHITECTURE_RECIPES)
+def test_a_recipe_of_another_architecture_can_be_shortened_to_an_epoch(name):
+    recipe = shortened(recipe_for(*name), 1)
+    assert (recipe.epochs, recipe.warmup_epochs) == (1, 0)
+    assert learning_rate(recipe, 0, 0, 10) == recipe.rate
+
+
+def test_unknown_words_are_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match="no recipe for 'vit' on 'mnist'; known besides resnet20's: vgg on cifar10"):
+        recipe_for("mnist", "vit")
+    with pytest.raises(ValueError, match="unknown optimiser 'lion'; known: sgd, adamw"):
+        Recipe(epochs=1, optimiser="lion")
+    with pytest.raises(ValueError, match="unknown schedule 'linear'; known: steps, cosine"):
+        Recipe(epochs=1, schedule="linear")

@@ -9,12 +9,15 @@ from typing import Annotated, Any
 import typer
 
 SEEDS_HELP = "Seeds, as in 0-9 or 0,3,7: one model each, all trained at once."
+OUT_HELP = "Where runs are kept, each in OUT/<set>-<norm>, or OUT/<set>-<architecture>-<norm> if it is not resnet20."
+NORM_HELP = "bn, gn, frn or frn-relu of resnet20; the other architectures come with one norm."
 
 
 def train(
     dataset: Annotated[str, typer.Option("--set", help="mnist, cifar10, digits or imagenet.")],
-    out: Annotated[Path, typer.Option(help="Where runs are kept, each in OUT/<set>-<norm>.")],
-    norm: Annotated[str, typer.Option(help="bn, gn, frn or frn-relu.")] = "bn",
+    out: Annotated[Path, typer.Option(help=OUT_HELP)],
+    architecture: Annotated[str, typer.Option(help="resnet20, vgg, mobilenet, convnext or vit.")] = "resnet20",
+    norm: Annotated[str | None, typer.Option(help=NORM_HELP)] = None,
     seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "0",
     data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's; decays move along.")] = None,
@@ -22,8 +25,10 @@ def train(
     time_limit: Annotated[float | None, typer.Option(help="Stop with a checkpoint before this many seconds.")] = None,
     batch: Annotated[int | None, typer.Option(help="Images a step.")] = None,
     rate: Annotated[float | None, typer.Option(help="The first learning rate.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="On all parameters.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Nesterov's; 0 for plain descent.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="On all parameters; with AdamW not on vectors.")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="Nesterov's (0 for plain descent), or AdamW's first beta.")
+    ] = None,
     warmup_epochs: Annotated[int | None, typer.Option(help="Epochs of rising learning rate.")] = None,
     groups: Annotated[int | None, typer.Option(help="Of group norm.")] = None,
     shortcut: Annotated[str, typer.Option(help="Of ResNet-20: projection or pad.")] = "projection",
@@ -45,18 +50,23 @@ def train(
     ImageNet trains one ResNet-50 (the first seed), on as many processes as torchrun starts.
     """
     # Here and not above: other commands should not wait for what only training needs.
+    from trueup_lab.models.architectures import find_architecture
+
     from trueup_lab.data.sets import SETS
     from trueup_lab.training.engine import default_engine
-    from trueup_lab.training.recipes import RECIPES, shortened
+    from trueup_lab.training.recipes import recipe_for, shortened
     from trueup_lab.training.run import Choices, Progress
     from trueup_lab.training.run import train as run
 
-    if dataset not in RECIPES:
-        raise typer.BadParameter(f"unknown set {dataset!r}; known: {', '.join(RECIPES)}")
-    recipe = RECIPES[dataset] if epochs is None else shortened(RECIPES[dataset], epochs)
+    try:
+        norm = norm or find_architecture(architecture).norms[0]
+        recipe = recipe_for(dataset, architecture)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    recipe = recipe if epochs is None else shortened(recipe, epochs)
     changes = _given(batch=batch, rate=rate, weight_decay=weight_decay, momentum=momentum, warmup_epochs=warmup_epochs)
     recipe = replace(recipe, **changes)
-    folder = out / f"{dataset}-{norm}"
+    folder = out / (f"{dataset}-{norm}" if architecture == "resnet20" else f"{dataset}-{architecture}-{norm}")
     if dataset == "imagenet":
         from trueup_lab.training import imagenet
 
@@ -79,11 +89,12 @@ def train(
     try:
         choices = Choices(
             dataset,
-            norm,  # type: ignore[arg-type]
+            norm,
             parse_seeds(seeds),
             recipe,
             shortcut=shortcut,  # type: ignore[arg-type]
             precision=engine.precision,
+            architecture=architecture,
             **_given(groups=groups),
         )
         train_images, test_images = (SETS[dataset].load(split, data) for split in ("train", "test"))

@@ -64,6 +64,12 @@ class Normalisation(NamedTuple):
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The usual one; the public CIFAR-10 ResNet-20 was trained with it too."""
 
+EFFICIENTNET_LITE = Normalisation((127 / 255,) * 3, (128 / 255,) * 3)
+"""Of the public EfficientNet-Lite0: (pixel - 127) / 128."""
+
+ESPNET_CAMVID = Normalisation((107.8 / 255, 106.2 / 255, 103.1 / 255), (71.0, 71.6, 68.9))
+"""Of the public ESPNet, for blue, green, red: (pixel - mean) / deviation, and all of it divided by 255 once more."""
+
 NORMALISATION = {
     "mnist": Normalisation((0.0,), (1.0,)),  # the paper: to [0, 1]
     "digits": Normalisation((0.0,), (1.0,)),

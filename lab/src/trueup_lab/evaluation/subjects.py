@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from trueup_lab import models
-from trueup_lab.data.images import IMAGENET, NORMALISATION, Normalisation
+from trueup_lab.data.images import EFFICIENTNET_LITE, IMAGENET, NORMALISATION, Normalisation
 from trueup_lab.evaluation.methods import Method, has_batch_norm
 
 
@@ -57,9 +57,12 @@ def read_subjects(where: str | os.PathLike[str], seeds: Sequence[int] | None = N
         record = models.read_record(path)
     except ValueError:  # not our format
         model = models.load_public(path)
+        if isinstance(model, models.ESPNet):
+            raise ValueError(f"{path} holds a network for segmentation; only classifiers are evaluated") from None
         trained_on = "cifar10" if isinstance(model, models.ResNet20) else "imagenet"
         norm = "bn" if has_batch_norm(model) else "other"
-        return [Subject(path.stem, 0, trained_on, norm, IMAGENET, digest, model)]
+        normalisation = EFFICIENTNET_LITE if isinstance(model, models.EfficientNetLite0) else IMAGENET
+        return [Subject(path.stem, 0, trained_on, norm, normalisation, digest, model)]
     by_seed = models.read_models(path)
     if missing := [seed for seed in seeds or () if seed not in by_seed]:
         raise ValueError(f"{path} has no seed {missing[0]}; it has {', '.join(map(str, by_seed))}")

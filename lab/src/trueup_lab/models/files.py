@@ -14,8 +14,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from trueup.atomic import write_atomically
-from trueup_lab.models.norms import Norm
-from trueup_lab.models.resnet20 import GROUPS, ResNet20, Shortcut
+from trueup_lab.models.architectures import find_architecture
+from trueup_lab.models.resnet20 import GROUPS, Shortcut
 from trueup_lab.models.weights import load_weights
 
 FORMAT = 1
@@ -23,10 +23,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What the models of a file are: ResNet-20s that differ in their seed only."""
+    """What the models of a file are: networks of one architecture that differ in their seed only.
+
+    `shortcut` and `groups` are of ResNet-20.
+    """
 
     set: str
-    norm: Norm
+    norm: str
     channels: int
     classes: int = 10
     shortcut: Shortcut = "projection"
@@ -35,6 +38,7 @@ class Record:
     """By seed: the part of the set's clean test images that the model, as stored here, has right."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """The recipe, the precision, the device, the versions."""
+    architecture: str = "resnet20"
 
     @property
     def name(self) -> str:
@@ -43,17 +47,11 @@ class Record:
         >>> Record("cifar10", "bn", channels=3).name
         'resnet20-bn-cifar10'
         """
-        return f"resnet20-{self.norm}-{self.set}"
+        return f"{self.architecture}-{self.norm}-{self.set}"
 
-    def build(self) -> ResNet20:
+    def build(self) -> nn.Module:
         """The network, untrained."""
-        return ResNet20(
-            self.norm,
-            channels=self.channels,
-            classes=self.classes,
-            shortcut=self.shortcut,
-            groups=self.groups,
-        )
+        return find_architecture(self.architecture).build(self)
 
 
 def save_models(path: str | os.PathLike[str], weights: Mapping[int, Mapping[str, Tensor]], record: Record) -> None:

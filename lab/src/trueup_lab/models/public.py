@@ -3,42 +3,78 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from trueup_lab.models.efficientnet_lite import EfficientNetLite0
+from trueup_lab.models.espnet import ESPNet
+from trueup_lab.models.mobilenet_v2 import MobileNetV2
 from trueup_lab.models.resnet20 import ResNet20
 from trueup_lab.models.resnet50 import ResNet50
 from trueup_lab.models.weights import load_weights
 
+Weights = Mapping[str, Tensor]
+Build = Callable[[Weights, Mapping[str, str]], nn.Module]
+
 
 def load_public(path: str | os.PathLike[str]) -> nn.Module:
-    """A public ResNet-20 or ResNet-50, from a safetensors file, in float32 and `eval` mode.
+    """Load a published network from a safetensors file, in float32 and `eval` mode.
 
-    The keys say which: `linear.weight` is ResNet-20's classifier in the widespread CIFAR-10 code with padded
-    shortcuts (here `fc`, as in torchvision); `layer4...` is torchvision's ResNet-50. The file's metadata may
-    say where the stride is (`stride`: `3x3` or `1x1`), what the norm adds to the variance (`eps`), and which norm
-    it is, for a ResNet-50 whose norm is not batch norm (`norm`: `bn`, `gn`, `frn` or `frn-relu`).
+    The keys say which network it is:
+
+    | key                         | network                                                                        |
+    |-----------------------------|--------------------------------------------------------------------------------|
+    | `linear.weight`             | ResNet-20 of the widespread CIFAR-10 code with padded shortcuts (here: `fc`)   |
+    | `layer4.0.conv3.weight`     | ResNet-50, torchvision's names                                                 |
+    | `features.18.0.weight`      | MobileNetV2, torchvision's names                                               |
+    | `_blocks.15._bn2.weight`    | EfficientNet-Lite0, names of the package efficientnet_lite_pytorch             |
+    | `encoder.level2_0.c1...`    | ESPNet with its decoder, the authors' names                                    |
+
+    A ResNet-50's metadata may say where the stride is (`stride`: `3x3` or `1x1`), what the norm adds to the variance
+    (`eps`), and which norm it is, if not batch norm (`norm`: `bn`, `gn`, `frn` or `frn-relu`).
     """
     with safe_open(os.fspath(path), framework="pt") as file:
         metadata: dict[str, str] = file.metadata() or {}
         weights: dict[str, Tensor] = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118
-    if "linear.weight" in weights:
-        weights = {key.replace("linear.", "fc."): tensor for key, tensor in weights.items()}
-        channels = weights["conv1.weight"].shape[1]
-        classes = weights["fc.weight"].shape[0]
-        model: nn.Module = ResNet20("bn", channels=channels, classes=classes, shortcut="pad")
-    elif "layer4.0.conv3.weight" in weights:
-        stride = metadata.get("stride", "3x3")
-        model = ResNet50(
-            metadata.get("norm", "bn"),  # type: ignore[arg-type]  # refused there if it is none
-            classes=weights["fc.weight"].shape[0],
-            stride_on="1x1" if stride == "1x1" else "3x3",
-            eps=float(metadata["eps"]) if "eps" in metadata else None,
-        )
-    else:
-        raise ValueError(
-            f"{os.fspath(path)} holds neither a CIFAR-10 ResNet-20 (no 'linear.weight') nor a ResNet-50 "
-            f"(no 'layer4.0.conv3.weight'); its first keys are {', '.join(sorted(weights)[:4])}"
-        )
-    return load_weights(model, weights).eval()
+    for mark, build in _BUILDERS.items():
+        if mark in weights:
+            if mark == "linear.weight":
+                weights = {key.replace("linear.", "fc."): tensor for key, tensor in weights.items()}
+            return load_weights(build(weights, metadata), weights).eval()
+    raise ValueError(
+        f"{os.fspath(path)} holds none of the networks that are known by a key ({', '.join(_BUILDERS)}); "
+        f"its first keys are {', '.join(sorted(weights)[:4])}"
+    )
+
+
+def _resnet20(weights: Weights, _: Mapping[str, str]) -> nn.Module:
+    channels, classes = weights["conv1.weight"].shape[1], len(weights["fc.weight"])
+    return ResNet20("bn", channels=channels, classes=classes, shortcut="pad")
+
+
+def _resnet50(weights: Weights, metadata: Mapping[str, str]) -> nn.Module:
+    return ResNet50(
+        metadata.get("norm", "bn"),  # type: ignore[arg-type]  # refused there if it is none
+        classes=len(weights["fc.weight"]),
+        stride_on="1x1" if metadata.get("stride", "3x3") == "1x1" else "3x3",
+        eps=float(metadata["eps"]) if "eps" in metadata else None,
+    )
+
+
+def _espnet(weights: Weights, _: Mapping[str, str]) -> nn.Module:
+    first, second = (
+        len({key.split(".")[2] for key in weights if key.startswith(f"encoder.{level}.")})
+        for level in ("level2", "level3")
+    )
+    return ESPNet(len(weights["br.weight"]), (first, second))
+
+
+_BUILDERS: dict[str, Build] = {
+    "linear.weight": _resnet20,
+    "layer4.0.conv3.weight": _resnet50,
+    "features.18.0.weight": lambda weights, _: MobileNetV2(len(weights["classifier.1.weight"])),
+    "_blocks.15._bn2.weight": lambda weights, _: EfficientNetLite0(len(weights["_fc.weight"])),
+    "encoder.level2_0.c1.conv.weight": _espnet,
+}

@@ -1,7 +1,7 @@
-"""Batches of small images: which ones, and how each is shifted and mirrored.
+"""Batches of small images: which ones, and how each is shifted, mirrored, mixed with another and partly blanked.
 
-Chance enters in one place, `draw_epoch`, a pure function of (seed, epoch); the rest is arithmetic on the
-device. So a run resumed at any epoch sees what it would have seen, on any device.
+Chance enters in two places, `draw_epoch` and `draw_mixing`, pure functions of (seed, epoch); the rest is arithmetic on
+the device. So a run resumed at any epoch sees what it would have seen, on any device.
 """
 
 from __future__ import annotations
@@ -21,6 +21,17 @@ class Draws(NamedTuple):
     mirror: Tensor  # (n,) bool
 
 
+class Mixing(NamedTuple):
+    """What chance decides for one epoch about mixing and blanking, for each place in the epoch's order.
+
+    A box is (top, left, bottom, right) in pixels, bottom and right not included; it may be empty.
+    """
+
+    weight: Tensor  # (n,) float32: of the image itself, outside `box`; inside it is 0
+    box: Tensor  # (n, 4) int64
+    blank: Tensor  # (n, 4) int64: where the image becomes 0
+
+
 def draw_epoch(seed: int, epoch: int, count: int, *, used: int, padding: int, mirror: bool) -> Draws:
     """Draw for `epoch` of the run with `seed`: `used` of `count` images, without repetition.
 
@@ -28,11 +39,41 @@ def draw_epoch(seed: int, epoch: int, count: int, *, used: int, padding: int, mi
     ...             draw_epoch(0, 3, 9, used=8, padding=4, mirror=True).order)
     True
     """
-    generator = torch.Generator().manual_seed(random.Random(f"{seed}/{epoch}").getrandbits(63))
+    generator = _generator(f"{seed}/{epoch}")
     order = torch.randperm(count, generator=generator)[:used]
     shift = torch.randint(0, 2 * padding + 1, (used, 2), generator=generator)
     mirrored = torch.rand(used, generator=generator) < (0.5 if mirror else 0.0)
     return Draws(order, shift, mirrored)
+
+
+def draw_mixing(seed: int, epoch: int, *, used: int, size: tuple[int, int], mixing: float, erasing: float) -> Mixing:
+    """Draw for `epoch` of the run with `seed`: `used` places of images of `size` (height, width).
+
+    A part `mixing` of the images is mixed: half by a blend (mixup, Zhang et al., 2018), half by a box (CutMix, Yun et
+    al., 2019), with the image's own part even between 0 and 1. A part `erasing` has a blank box of up to a quarter of
+    the area (Zhong et al., 2020).
+    """
+    generator = _generator(f"{seed}/{epoch}/mixing")
+    draws = torch.rand(8, used, generator=generator)
+    kind, own, erased, area = draws[:4]
+    blended, boxed = kind < mixing / 2, (kind >= mixing / 2) & (kind < mixing)
+    weight = torch.where(blended, own, 1.0)
+    box = _boxes(torch.where(boxed, 1 - own, 0.0), draws[4:6], size)
+    blank = _boxes(torch.where(erased < erasing, area / 4, 0.0), draws[6:], size)
+    return Mixing(weight, box, blank)
+
+
+def mix(images: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
+    """Each image (of B, C, H, W) mixed with the one before it in the batch and partly blanked; its own part of that.
+
+    The part (B,) is a label's weight; the rest is the other label's. Images must already be normalised: 0 is then the
+    mean of all pixels.
+    """
+    weight, box, blank = mixing
+    own = weight[:, None, None] * ~_inside(box, images)
+    keep = own[:, None].to(images.dtype)
+    mixed = images * keep + images.roll(1, dims=0) * (1 - keep)
+    return mixed * ~_inside(blank, images)[:, None], own.mean(dim=(1, 2))
 
 
 def crop_and_mirror(images: Tensor, shift: Tensor, mirror: Tensor, padding: int) -> Tensor:
@@ -48,3 +89,26 @@ def crop_and_mirror(images: Tensor, shift: Tensor, mirror: Tensor, padding: int)
     source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     source = source.flatten(1)[:, None].expand(-1, images.shape[1], -1)
     return images.flatten(2).gather(2, source).view_as(images) * inside[:, None]
+
+
+def _inside(box: Tensor, images: Tensor) -> Tensor:
+    """Whether each pixel lies in its image's box: (B, H, W)."""
+    rows, columns = (torch.arange(n, device=images.device) for n in images.shape[2:])
+    top, left, bottom, right = box.unbind(1)
+    in_rows = (rows >= top[:, None]) & (rows < bottom[:, None])
+    in_columns = (columns >= left[:, None]) & (columns < right[:, None])
+    return in_rows[:, :, None] & in_columns[:, None, :]
+
+
+def _boxes(area: Tensor, centre: Tensor, size: tuple[int, int]) -> Tensor:
+    """Boxes of the image's shape with a part `area` (n,) of it around `centre` (2, n), cut off at its edges: (n, 4)."""
+    extent = torch.tensor(size)[:, None]
+    half = area.sqrt() * extent / 2
+    middle = centre * extent
+    first = (middle - half).round().clamp(min=0)
+    last = torch.minimum((middle + half).round(), extent)
+    return torch.cat((first, last)).T.long().contiguous()
+
+
+def _generator(text: str) -> torch.Generator:
+    return torch.Generator().manual_seed(random.Random(text).getrandbits(63))

@@ -32,11 +32,11 @@ PAPER = {
     ("cifar10", "gn"): Published(89.05, 0.81),
     ("cifar10", "frn"): Published(87.80, 0.38),
 }
-FIELDS = ("set", "norm", "seed", "test_accuracy", "paper_mean", "paper_deviation")
+FIELDS = ("set", "architecture", "norm", "seed", "test_accuracy", "paper_mean", "paper_deviation")
 
 
 class Trained(NamedTuple):
-    """The models of one set and norm, from one or more runs."""
+    """The models of one set, architecture and norm, from one or more runs."""
 
     record: Record
     weights: dict[int, dict[str, Tensor]]
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 
 def gather(runs: Iterable[Path]) -> list[Trained]:
     """The models of finished `runs`; runs of the same network and recipe are put together."""
-    found: dict[tuple[str, str], Trained] = {}
+    found: dict[str, Trained] = {}
     for run in runs:
         choices, weights, facts = load_run(run)
         record = replace(
@@ -57,17 +57,16 @@ def gather(runs: Iterable[Path]) -> list[Trained]:
                 "versions": facts["versions"],
             },
         )
-        key = (choices.set, choices.norm)
-        if key not in found:
-            found[key] = Trained(record, weights)
+        if record.name not in found:
+            found[record.name] = Trained(record, weights)
             continue
-        there = found[key]
+        there = found[record.name]
         if twice := there.weights.keys() & weights.keys():
             raise ValueError(f"seeds {sorted(twice)} of {record.name} are in {run} and in another run")
         if there.record.training["recipe"] != record.training["recipe"]:
             raise ValueError(f"{run} was trained by another recipe than other runs of {record.name}")
         together = replace(record, accuracy={**there.record.accuracy, **record.accuracy})
-        found[key] = Trained(together, there.weights | weights)
+        found[record.name] = Trained(together, there.weights | weights)
     return list(found.values())
 
 
@@ -91,7 +90,7 @@ def export(
 ) -> list[Path]:
     """Write all seeds into `models`, one into `zoo` (`seed`, or the representative), accuracies into `table`.
 
-    Rows of other sets and norms that `table` already has stay. Returns the files written.
+    Rows of other sets, architectures and norms that `table` already has stay. Returns the files written.
     """
     written = []
     rows: list[dict[str, str]] = []
@@ -120,14 +119,14 @@ def export(
 
 def accuracy_rows(record: Record) -> list[dict[str, str]]:
     """One row a model, in per cent, beside the paper's."""
-    paper = PAPER.get((record.set, record.norm))
+    paper = PAPER.get((record.set, record.norm)) if record.architecture == "resnet20" else None
     mean = "" if paper is None else f"{paper.mean:.2f}"
     deviation = "" if paper is None or paper.deviation is None else f"{paper.deviation:.2f}"
     return [
         dict(
             zip(
                 FIELDS,
-                (record.set, record.norm, str(seed), f"{100 * value:.2f}", mean, deviation),
+                (record.set, record.architecture, record.norm, str(seed), f"{100 * value:.2f}", mean, deviation),
                 strict=True,
             )
         )
@@ -136,11 +135,16 @@ def accuracy_rows(record: Record) -> list[dict[str, str]]:
 
 
 def _merge_rows(table: Path, rows: list[dict[str, str]]) -> None:
-    new = {(row["set"], row["norm"]) for row in rows}
+    def network(row: dict[str, str]) -> tuple[str, str, str]:
+        return row["set"], row["architecture"], row["norm"]
+
+    new = {network(row) for row in rows}
     if table.exists():
         with table.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if (row["set"], row["norm"]) not in new] + rows
-    rows = sorted(rows, key=lambda row: (row["set"], row["norm"], int(row["seed"])))
+            # Tables from before there were other architectures do not say which it is.
+            there = [{"architecture": "resnet20", **row} for row in csv.DictReader(file)]
+        rows = [row for row in there if network(row) not in new] + rows
+    rows = sorted(rows, key=lambda row: (*network(row), int(row["seed"])))
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()

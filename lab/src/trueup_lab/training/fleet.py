@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from trueup_lab.training.optimiser import make_optimiser
 
 from trueup_lab.data.images import Images, Normalisation
 from trueup_lab.models.weights import COUNTER, weights_of
-from trueup_lab.training.augment import crop_and_mirror, draw_epoch
+from trueup_lab.training.augment import Draws, Mixing, crop_and_mirror, draw_epoch, draw_mixing, mix
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.recipes import Recipe, learning_rate
 
@@ -88,7 +89,7 @@ class Trainee:
         for module in self.model.modules():
             if hasattr(module, COUNTER):
                 module.num_batches_tracked = None  # type: ignore[assignment]
-            if isinstance(module, nn.GroupNorm):
+            if isinstance(module, nn.GroupNorm | nn.LayerNorm):
                 module.register_forward_hook(_keep_type)
         self._loss = loss
         self._scale, self._shift = normalisation.affine(engine.device)
@@ -96,28 +97,18 @@ class Trainee:
         self._stream: torch.cuda.Stream | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
-        used = self._steps * recipe.batch
-        self._draws = draw_epoch(seed, 0, len(data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror)
-        self._draws = type(self._draws)(*(t.to(engine.device) for t in self._draws))
+        draws, mixing = self._draw(0)
+        self._draws = Draws(*(t.to(engine.device) for t in draws))
+        self._mixing = None if mixing is None else Mixing(*(t.to(engine.device) for t in mixing))
         self._rates = torch.zeros(self._steps, device=engine.device)
         self._within = torch.arange(recipe.batch, device=engine.device)
         self._step = torch.zeros((), dtype=torch.int64, device=engine.device)
         self._loss_sum = torch.zeros((), device=engine.device)
         self._right = torch.zeros((), dtype=torch.int64, device=engine.device)
         self._rate = torch.zeros((), device=engine.device)
-        parameters = list(self.model.parameters())
-        self._optimizer = torch.optim.SGD(
-            parameters,
-            lr=self._rate,
-            momentum=recipe.momentum,
-            nesterov=recipe.nesterov and recipe.momentum > 0,
-            weight_decay=recipe.weight_decay,
-            fused=True,
+        self._optimiser, self._optimiser_state = make_optimiser(
+            self.model, recipe, self._rate, capturable=engine.graphs
         )
-        # Zero momentum is what an optimiser starts with; made here, because a graph must not allocate it.
-        self._momentum = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
-        for name, parameter in self.model.named_parameters():
-            self._optimizer.state[parameter]["momentum_buffer"] = self._momentum[name]
 
     def step(self) -> None:
         """One step of training, as a replayed graph where there is one."""
@@ -130,14 +121,12 @@ class Trainee:
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's batches and set its learning rates."""
         recipe = self.recipe
-        used = self._steps * recipe.batch
-        draws = draw_epoch(
-            self.seed, epoch, len(self.data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror
-        )
+        draws, mixing = self._draw(epoch)
         rates = torch.tensor([learning_rate(recipe, epoch, k, self._steps) for k in range(self._steps)])
+        ours = (*self._draws, *(self._mixing or ()), self._rates)
         with self._on_stream():
-            for ours, drawn in zip((*self._draws, self._rates), (*draws, rates), strict=True):
-                ours.copy_(drawn)
+            for tensor, drawn in zip(ours, (*draws, *(mixing or ()), rates), strict=True):
+                tensor.copy_(drawn)
             for counter in (self._step, self._loss_sum, self._right):
                 counter.zero_()
 
@@ -156,7 +145,7 @@ class Trainee:
             for _ in range(3):  # compiles, and lets libraries allocate what they keep
                 self._eager_step()
                 self._step.zero_()
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimiser.zero_grad(set_to_none=True)
         stream.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=stream):
@@ -164,9 +153,8 @@ class Trainee:
         self.load_state(before)
 
     def state(self) -> dict[str, Tensor]:
-        """All that a later step depends on, by name: weights, running statistics, momentum."""
-        weights = {f"weights/{key}": value for key, value in weights_of(self.model).items()}
-        return weights | {f"momentum/{key}": value for key, value in self._momentum.items()}
+        """All that a later step depends on, by name: weights, running statistics, the optimiser's."""
+        return {f"weights/{key}": value for key, value in weights_of(self.model).items()} | self._optimiser_state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on from what `state` returned."""
@@ -182,19 +170,33 @@ class Trainee:
             self.model,
             self.data.images,
             self.data.labels,
-            *(drawn[where] for drawn in self._draws),
+            Draws(*(drawn[where] for drawn in self._draws)),
+            None if self._mixing is None else Mixing(*(drawn[where] for drawn in self._mixing)),
             self._scale,
             self._shift,
             self.recipe.crop_padding,
+            self.recipe.label_smoothing,
             self.engine,
         )
         loss.backward()  # type: ignore[no-untyped-call]
         self._rate.copy_(self._rates.take(self._step))  # not [...]: that would wait for the number
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
         self._loss_sum += loss.detach()
         self._right += right
         self._step += 1
+
+    def _draw(self, epoch: int) -> tuple[Draws, Mixing | None]:
+        recipe, (height, width) = self.recipe, self.data.images.shape[2:]
+        used = self._steps * recipe.batch
+        draws = draw_epoch(
+            self.seed, epoch, len(self.data), used=used, padding=recipe.crop_padding, mirror=recipe.mirror
+        )
+        if not (recipe.mixing or recipe.erasing):
+            return draws, None
+        return draws, draw_mixing(
+            self.seed, epoch, used=used, size=(height, width), mixing=recipe.mixing, erasing=recipe.erasing
+        )
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -209,26 +211,36 @@ def _batch_loss(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
-    index: Tensor,
-    move: Tensor,
-    mirror: Tensor,
+    draws: Draws,
+    mixing: Mixing | None,
     scale: Tensor,
     shift: Tensor,
     padding: int,
+    smoothing: float,
     engine: Engine,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of the images at `index`, augmented and normalised, and how many are right."""
-    batch = images[index]
+    """Mean cross-entropy of the images that are drawn, augmented and normalised, and how many are right."""
+    batch = images[draws.order]
     if padding:
-        batch = crop_and_mirror(batch, move, mirror, padding)
+        batch = crop_and_mirror(batch, draws.shift, draws.mirror, padding)
     x = batch * scale + shift
+    own = None
+    if mixing is not None:
+        x, own = mix(x, mixing)
     if engine.channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=engine.precision == "bfloat16"):
         logits = model(x)
-    target = labels[index]
+    target = labels[draws.order]
     logits = logits.float()
-    return F.cross_entropy(logits, target), (logits.detach().argmax(1) == target).sum()
+    right = (logits.detach().argmax(1) == target).sum()
+    if own is None:
+        return F.cross_entropy(logits, target, label_smoothing=smoothing), right
+    ours, other = (
+        F.cross_entropy(logits, wanted, label_smoothing=smoothing, reduction="none")
+        for wanted in (target, target.roll(1))
+    )
+    return (own * ours + (1 - own) * other).mean(), right
 
 
 def _compiled(engine: Engine) -> Loss:
@@ -261,5 +273,5 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def _keep_type(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    """Autocast leaves the output of group norm in float32: twice the memory traffic, for nothing."""
+    """Autocast leaves the output of group and layer norm in float32: twice the memory traffic, for nothing."""
     return output.type_as(inputs[0])

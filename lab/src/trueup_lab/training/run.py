@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from trueup.atomic import write_atomically
 from trueup_lab.data.images import Images
 from trueup_lab.data.sets import SETS
+from trueup_lab.models.architectures import check_variant
 from trueup_lab.models.files import Record, shipped
-from trueup_lab.models.norms import Norm, check_norm
 from trueup_lab.models.resnet20 import GROUPS, Shortcut
 from trueup_lab.models.weights import load_weights
 from trueup_lab.training.accuracy import accuracy
@@ -43,15 +43,16 @@ class Choices:
     """What decides which models come out. Two runs with the same choices train the same models."""
 
     set: str
-    norm: Norm
+    norm: str
     seeds: tuple[int, ...]
     recipe: Recipe
     shortcut: Shortcut = "projection"
     groups: int = GROUPS
     precision: str = "float32"
+    architecture: str = "resnet20"
 
     def __post_init__(self) -> None:
-        check_norm(self.norm)
+        check_variant(self.architecture, self.norm)
         if self.set not in SETS:
             raise ValueError(f"unknown set {self.set!r}; known: {', '.join(SETS)}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -67,6 +68,7 @@ class Choices:
             classes=chosen.classes,
             shortcut=self.shortcut,
             groups=self.groups,
+            architecture=self.architecture,
         )
 
 
@@ -184,8 +186,9 @@ def _finished(choices: Choices, state: dict[str, Tensor]) -> nn.Module:
 def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[dict[str, Any]], dict[str, Tensor]]:
     """The epoch, the history and the tensors of a run that was made by the same choices; else refused."""
     tensors, facts = load_checkpoint(path)
-    there, wanted = _flat(facts["choices"]), _flat(_plain(choices))
-    different = [f"{k} {there.get(k)} there, {wanted[k]} asked for" for k in wanted if there.get(k) != wanted[k]]
+    # By way of `Choices`: a checkpoint may be older than a choice, and then was made by its default.
+    there, wanted = _flat(_plain(_choices(facts["choices"]))), _flat(_plain(choices))
+    different = [f"{k} {there[k]} there, {wanted[k]} asked for" for k in wanted if there[k] != wanted[k]]
     if different:
         raise ValueError(f"{path} is of another run: {'; '.join(different)}. Choose another folder")
     return facts["epoch"], facts["history"], tensors

@@ -1,0 +1,76 @@
+"""The architectures that can be trained and stored here, by name. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from torch import nn
+
+from trueup_lab.models.convnext import ConvNeXt
+from trueup_lab.models.mobilenet_v2 import MobileNetV2
+from trueup_lab.models.norms import NORMS, Norm
+from trueup_lab.models.resnet20 import ResNet20, Shortcut
+from trueup_lab.models.vgg import VGG
+from trueup_lab.models.vit import ViT
+
+
+class Variant(Protocol):
+    """What a builder may read: of a `Record`, all that decides the network's shape."""
+
+    @property
+    def norm(self) -> str: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def classes(self) -> int: ...
+    @property
+    def shortcut(self) -> Shortcut: ...
+    @property
+    def groups(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The norms that a network comes with, the usual one first, and how it is built."""
+
+    norms: tuple[str, ...]
+    build: Callable[[Variant], nn.Module]
+
+
+def _resnet20(variant: Variant) -> nn.Module:
+    return ResNet20(
+        cast(Norm, variant.norm),  # refused there if it is none
+        channels=variant.channels,
+        classes=variant.classes,
+        shortcut=variant.shortcut,
+        groups=variant.groups,
+    )
+
+
+ARCHITECTURES = {
+    "resnet20": Architecture(NORMS, _resnet20),
+    "vgg": Architecture(("bn",), lambda v: VGG(v.classes, v.channels)),
+    "mobilenet": Architecture(("bn",), lambda v: MobileNetV2(v.classes, v.channels, small=True)),
+    "convnext": Architecture(("ln",), lambda v: ConvNeXt(v.classes, v.channels)),
+    "vit": Architecture(("ln",), lambda v: ViT(v.classes, v.channels)),
+}
+
+
+def find_architecture(name: str) -> Architecture:
+    """The architecture called `name`.
+
+    >>> find_architecture("convnext").norms
+    ('ln',)
+    """
+    if name not in ARCHITECTURES:
+        raise ValueError(f"unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def check_variant(architecture: str, norm: str) -> None:
+    """Refuse an architecture that is not known, or a norm that it does not come with."""
+    known = find_architecture(architecture).norms
+    if norm not in known:
+        raise ValueError(f"unknown norm {norm!r}; known: {', '.join(known)} (of architecture {architecture})")

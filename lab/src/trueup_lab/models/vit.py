@@ -1,0 +1,67 @@
+"""A small vision transformer (Dosovitskiy et al., 2021) with layer norm, for images of 32 x 32."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup_lab.models.initialise import initialise_narrow
+
+SIZE, PATCH = 32, 4
+WIDTH, DEPTH, HEADS, EXPANSION = 192, 8, 6, 2
+
+
+class ViT(nn.Module):
+    """Images (batch, `channels`, 32, 32) to logits (batch, `classes`), through 64 patches of 4 x 4.
+
+    The classifier reads the mean of all patches: no class token. 2.4 million parameters.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, WIDTH, PATCH, stride=PATCH)
+        self.positions = nn.Parameter(torch.empty(1, (SIZE // PATCH) ** 2, WIDTH))
+        self.blocks = nn.Sequential(*(Block() for _ in range(DEPTH)))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.fc = nn.Linear(WIDTH, classes)
+        initialise_narrow(self)
+        nn.init.trunc_normal_(self.positions, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.positions
+        logits: Tensor = self.fc(self.norm(self.blocks(tokens)).mean(dim=1))
+        return logits
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each after a norm and with a shortcut round it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, EXPANSION * WIDTH)
+        self.act = nn.GELU()
+        self.down = nn.Linear(EXPANSION * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        out: Tensor = self.down(self.act(self.up(self.norm2(x))))
+        return x + out
+
+
+class Attention(nn.Module):
+    """Each token (batch, tokens, width) takes from all, weighted by how well its query meets their keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).unflatten(2, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
+        taken = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+        out: Tensor = self.out(taken.transpose(1, 2).flatten(2))
+        return out
