@@ -6,15 +6,21 @@ import functools
 import hashlib
 import math
 import operator
+import sys
+import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from trueup._answers import Answer, most_likely
 from trueup._loading import images_of
 from trueup._ranks import gathered
-from trueup.graph import Activation, Probe, Select, Site, trace
+from trueup.decide import ImageSample
+from trueup.decide import decide as decide_setting
+from trueup.graph import Activation, Probe, Select, Site, Trace, trace
 from trueup.rules import Method
 from trueup.rules.evidence import GATE_DEPTH
 from trueup.targets import Accumulator, Fingerprint, Targets
@@ -29,14 +35,23 @@ def calibrate(
     *,
     resolution: int | None = RESOLUTION,
     method: Method = "auto",
+    decide: bool = True,
+    max_changed: float = 0.05,
+    answer: Answer = most_likely,
+    progress: bool | None = None,
     select: Select | None = None,
     activations: tuple[Activation, ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Targets:
-    """Measure what a model's activations look like on clean images.
+    """Measure what a model's activations look like on clean images, and decide what is safe for this model.
 
         targets = trueup.calibrate(model, clean_loader)
+        print(targets)                                   # what was decided, and why
         targets.save("model.trueup.safetensors")
+
+    Up to 300 of the images, and perturbed copies of them, then show which setting of `Evidence` keeps most of the
+    model's own clean answers, without labels: `targets.rule`. If none is better than the model itself, the model is
+    left as it is. That takes the time of about 60 forward passes over 500 images.
 
     One pass in evaluation mode without gradients. Memory does not grow with the number of images, and the model is not
     changed. The result does not depend on how the images are batched, and the targets of two parts of a data set add up
@@ -49,9 +64,16 @@ def calibrate(
     method: "sort" takes exact quantiles. "auto" and "histogram" read them from a histogram where a row is longer than
         `resolution`, in a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its largest
         activation), minimum and maximum exact. Double precision and `resolution=None` are always sorted.
+    decide: False skips the decision. `correct` then needs a rule, or takes a careful one with a warning.
+    max_changed: the largest share of clean answers that the chosen setting may change.
+    answer: what a model's output says, as a tensor (batch, ...) that is compared for equality. By default, the most
+        likely class of scores (batch, classes, ...), per pixel if there are pixels.
+    progress: show the progress of the decision on standard error; by default, if that is a terminal.
     select, activations, leaves: as for `trueup.sites`. The norms by which `Evidence` tells an unusual image are read
         whether or not they are selected.
     """
+    if not 0 < max_changed <= 1:
+        raise ValueError(f"calibrate(max_changed={max_changed!r}): expected a share of clean answers, above 0 to 1")
     if method not in get_args(Method):
         raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Method))}")
     traced = trace(model, activations=activations, leaves=leaves, own_buffers=True)
@@ -77,9 +99,12 @@ def calibrate(
             return sums.measure_activation(a)
         return sums.measure_norm(a if site.channel_dim == 1 else a.movedim(site.channel_dim, 1))
 
+    sample = ImageSample()
     for number, images in enumerate(probe.checked(images_of(loader, probe.module.device))):
-        names = _start_naming(images, number)
+        names = functools.cache(_start_naming(images, number))
         sums.add(probe(images, look), names)
+        if decide:
+            sample.add(names(), images)
     if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
     if not (targets.activations or targets.norms):
@@ -91,7 +116,35 @@ def calibrate(
     for name, total in ((name, target.total) for group in groups for name, target in group.items()):
         if not torch.isfinite(total).all():
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
-    return targets
+    if not decide:
+        return targets
+    return _decided(traced, targets, sample, answer, max_changed, progress)
+
+
+def _decided(
+    traced: Trace, targets: Targets, sample: ImageSample, answer: Answer, max_changed: float, progress: bool | None
+) -> Targets:
+    """Decide on this rank's images, and pool the trials and drifts of all ranks."""
+    shown = sys.stderr.isatty() if progress is None else progress
+
+    def report(done: int, total: int) -> None:
+        if shown:
+            print(f"\rdeciding: {done / total:4.0%}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    mine = decide_setting(traced, targets, sample, answer=answer, max_changed=max_changed, report=report)
+    parts = gathered((mine.decision, {name: (target.drift, target.drifted) for name, target in mine.norms.items()}))
+    decisions = [decision for decision, _ in parts if decision is not None]
+    decision = functools.reduce(operator.add, decisions)
+    norms = {}
+    for name, target in mine.norms.items():
+        drifts = [drifts[name] for _, drifts in parts if drifts[name][0] is not None]
+        if drifts:
+            total = functools.reduce(operator.add, (drift for drift, _ in drifts))
+            target = replace(target, drift=total, drifted=sum(count for _, count in drifts))
+        norms[name] = target
+    if not decision.trials:
+        warnings.warn(f"calibrate: {decision}", stacklevel=3)
+    return replace(mine, norms=norms, decision=decision)
 
 
 def _sum(parts: Iterable[Targets]) -> Targets | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trueup._answers import Answer, agreement, most_likely
 from trueup._correct import build, check_model
 from trueup._loading import images_of
 from trueup._ranks import gathered
@@ -20,17 +21,6 @@ from trueup.targets import Targets
 DOSES = (0.04, 0.06, 0.09, 0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
 
 
-def most_likely(output: Any) -> Tensor:
-    """Most likely class `(batch, ...)` in a model's output `(batch, classes, ...)`."""
-    if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[1] < 2:
-        what = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise ValueError(
-            f"the model's output is {what}, not scores (batch, classes, ...); say what its answer is with "
-            "answer=lambda output: ..., a tensor (batch, ...) to be compared"
-        )
-    return output.argmax(dim=1)
-
-
 def choose(
     model: nn.Module,
     targets: Targets,
@@ -38,7 +28,7 @@ def choose(
     max_changed: float = 0.005,
     rule: Evidence | None = None,
     *,
-    answer: Callable[[Any], Tensor] = most_likely,
+    answer: Answer = most_likely,
     select: Select | None = None,
     activations: tuple[Activation, ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
@@ -85,16 +75,16 @@ def choose(
     return settings[doses_within(differs, max_changed)]
 
 
-def _changed(networks: list[nn.Module], batches: Iterable[Tensor], answer: Callable[[Any], Tensor]) -> Tensor | None:
+def _changed(networks: list[nn.Module], batches: Iterable[Tensor], answer: Answer) -> Tensor | None:
     """Share of each image's answer that differs from the first network's `(others, images)`; None without images."""
     parts = []
     for number, images in enumerate(batches):
         if not images.isfinite().all():
             raise ValueError(f"batch {number} of the loader contains NaN or infinity; clean data must be finite")
         with torch.inference_mode():
-            own = answer(networks[0](images.clone())).reshape(len(images), -1)
-            differs = ((answer(other(images.clone())).reshape(own.shape) != own) for other in networks[1:])
-            parts.append(torch.stack([part.double().mean(dim=1) for part in differs]).cpu())
+            own = answer(networks[0](images.clone()))
+            kept = [agreement(answer(other(images.clone())), own) for other in networks[1:]]
+            parts.append(1 - torch.stack(kept).cpu())
     return torch.cat(parts, dim=1) if parts else None
 
 

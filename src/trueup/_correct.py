@@ -13,6 +13,10 @@ from trueup.rules import Correction, Evidence, Rule
 from trueup.targets import Fingerprint, Targets
 
 
+CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
+"""Without a decision: the earliest norms only, where every model that was measured gains and none loses."""
+
+
 class Corrected(Instrumented):
     """The module that `correct` returns: it takes and returns what the model does.
 
@@ -64,7 +68,8 @@ def correct(
 
     rule: `Evidence` moves each channel after a norm in proportion to the evidence that it has shifted; `Correction`, the
         paper's, moves the activations after every activation function towards their clean distribution. Without a
-        rule it is `Evidence()`; for a model without norms to correct, `Correction()`, with a warning.
+        rule it is the one that calibration chose for this model, `targets.rule`, which may be to leave it as it is. If
+        calibration did not choose, it is a careful one, with a warning.
     select: correct only the sites for which this predicate is true.
     activations, leaves: as they were given to `calibrate`.
     """
@@ -103,15 +108,16 @@ def build(traced: Trace, targets: Targets, rule: Rule, select: Select | None = N
 
 
 def default_rule(traced: Trace, targets: Targets, select: Select | None) -> Rule:
-    """`Evidence()` if there is a norm to correct and the gate can tell unusual images, else the paper's rule."""
-    norms = [site for site in traced.sites if site.name in targets.norms and (select is None or select(site))]
-    if norms and targets.gate:
-        return Evidence()
-    why = "these targets hold no gate (they are of an earlier version)" if norms else "there is no norm to correct"
+    """The rule that calibration chose, or else a careful one, with a warning."""
+    if targets.rule is not None:
+        return targets.rule
+    norms = any(site.name in targets.norms and (select is None or select(site)) for site in traced.sites)
+    rule: Rule = CAREFUL if norms else Correction()
     warnings.warn(
-        f"correct: {why}, so the paper's rule is used; pass rule=trueup.Correction() to say so yourself", stacklevel=3
+        f"correct: these targets carry no decision, so {rule} is used; calibrate again with decide=True, or pass rule=",
+        stacklevel=3,
     )
-    return Correction()
+    return rule
 
 
 def check_model(targets: Targets, model: nn.Module) -> None:

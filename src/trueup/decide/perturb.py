@@ -9,7 +9,7 @@ images themselves have, and every image's draw depends only on its number and th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,12 +25,11 @@ class Scale(NamedTuple):
     high: Tensor
 
     @classmethod
-    def of(cls, images: Tensor) -> Scale:
-        """Measure clean images `(n, channels, height, width)`."""
-        flat = images.transpose(0, 1).flatten(1)
-        low, high = flat.amin(1), flat.amax(1)
-        spread = flat.std(1, correction=0)
-        return cls(*(part.view(1, -1, 1, 1) for part in (spread, low, high)))
+    def of_batches(cls, batches: Sequence[Tensor]) -> Scale:
+        """Measure batches of clean images `(n, channels, height, width)`, of any sizes."""
+        flat = torch.cat([images.transpose(0, 1).flatten(1).float() for images in batches], dim=1)
+        parts = (flat.std(1, correction=0), flat.amin(1), flat.amax(1))
+        return cls(*(part.view(1, -1, 1, 1) for part in parts))
 
 
 class Draw:

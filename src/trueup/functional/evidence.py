@@ -31,6 +31,7 @@ __all__ = [
     "local_mean",
     "mix",
     "moments",
+    "nuisance_share",
     "realign",
     "reference_of",
     "shifts",
@@ -123,17 +124,40 @@ def kappa_of(z2: Tensor, strength: float) -> Tensor:
 
 
 def reference_of(
-    clean: Tensor, floor: Tensor, *, strength: float, base: float = 0.0, counts: Sequence[float] = (1.0, 1.0, 1.0)
+    clean: Tensor,
+    floor: Tensor,
+    *,
+    strength: float,
+    base: float = 0.0,
+    counts: Sequence[float] = (1.0, 1.0, 1.0),
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Reference `(5, k, channels)` from the `statistics` of clean images `(images, k, channels)`.
 
-    `counts` weighs the evidence of a mean, of a low band's (or a whole map's) deviation, and of a high band's.
+    `counts` weighs the evidence of a mean, of a low band's (or a whole map's) deviation, and of a high band's; `shares`
+    `(k, channels)` weighs the evidence of each channel, as `nuisance_share` returns them.
     """
     centre, spread = centre_and_spread(clean)
     kappa = kappa_of(z_squared(clean, torch.stack([centre, spread])), strength)
     kappa = kappa / kappa.new_tensor(counts[: len(kappa)])[:, None]
+    if shares is not None:
+        kappa = kappa / shares
     always = spread.isfinite().to(clean.dtype) * base
     return torch.stack([centre, spread, kappa, floor.to(clean), always])
+
+
+def nuisance_share(drift: Tensor, variance: Tensor) -> Tensor:
+    """Weight of each statistic's evidence `(k, channels)`: how much of its deviations is about how a picture was taken.
+
+    `drift` is the mean squared change of a statistic when images are perturbed, `variance` its variance over clean
+    images. drift / (drift + variance) is the share of a deviation that is nuisance rather than content. It is
+    multiplied by its mean over the norm: late norms, which are mostly about content, count less altogether.
+
+    >>> nuisance_share(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
+    tensor([[0.1250, 0.0001]])
+    """
+    share = torch.nan_to_num(drift / (drift + variance))
+    return (share * share.mean()).clamp(min=1e-4)
 
 
 def attenuate(reference: Tensor, share: float) -> Tensor:

@@ -48,6 +48,9 @@ class Evidence:
     depth: first share of the model's norms that is corrected. Early norms carry how the picture was taken, late ones
         what is in it.
 
+    nuisance: weigh the evidence of each channel by how much of its variation is about how a picture was taken, as
+        calibration measured it on perturbed images.
+
     The remaining fields are constants that ablations vary: `counts`, the weights of the evidence of a mean, of a low
     band's (or a whole map's) deviation and of a high band's; `ramp`, the 20 above; `before_gate`, the gate value at norms that come
     before the gate has read (at least `least`, and 0 if that is 0); `floor`, the share of a channel's mean clean
@@ -65,6 +68,7 @@ class Evidence:
     least: float = 0.05
     bands: bool = True
     depth: float = 14 / 15
+    nuisance: bool = False
     counts: tuple[float, float, float] = (0.25, 0.5, 1.0)
     ramp: float = 20.0
     before_gate: float = 0.5
@@ -75,8 +79,9 @@ class Evidence:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"Evidence({name}={value!r}): {meaning} lies between 0 and 1; {advice}")
-        if not isinstance(self.bands, bool):
-            raise ValueError(f"Evidence(bands={self.bands!r}): expected True or False")
+        for name in ("bands", "nuisance"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"Evidence({name}={getattr(self, name)!r}): expected True or False")
         if len(self.counts) != 3 or not all(count > 0 for count in self.counts):
             raise ValueError(f"Evidence(counts={self.counts!r}): expected three positive weights")
         if not (self.ramp > 1 and self.floor > 0):

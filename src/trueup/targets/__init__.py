@@ -2,8 +2,9 @@
 
 from trueup.targets.accumulate import Accumulator
 from trueup.targets.activation import ActivationTarget
+from trueup.targets.decision import Decision, Trial
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
 from trueup.targets.values import Targets
 
-__all__ = ["Accumulator", "ActivationTarget", "Fingerprint", "NormTarget", "Targets"]
+__all__ = ["Accumulator", "ActivationTarget", "Decision", "Fingerprint", "NormTarget", "Targets", "Trial"]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trueup.atomic import write_atomically
 from trueup.targets.activation import ActivationTarget
+from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
 
@@ -36,6 +37,8 @@ def contents(targets: Targets) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Everything that a file holds: tensors by name, and text by name."""
     tensors: dict[str, Tensor] = {"sampled": targets.sampled}
     metadata = {"format": FORMAT, "version": str(VERSION), "fingerprint": targets.fingerprint.to_json()}
+    if targets.decision is not None:
+        metadata["decision"] = targets.decision.to_json()
     for group, prefix in _GROUPS.items():
         records = {}
         for name, target in getattr(targets, group).items():
@@ -91,6 +94,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
             **groups,
             "sampled": tensors["sampled"],
             "fingerprint": Fingerprint.from_json(metadata["fingerprint"]),
+            "decision": Decision.from_json(metadata["decision"]) if "decision" in metadata else None,
         }
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
@@ -140,7 +144,12 @@ def _targets(
             _check(name, sample, torch.float16, 3)
             for variances in (total[1:], sample[:, 1:]):
                 _check(name, variances, variances.dtype, variances.dim(), negative=False)
-            yield name, NormTarget(shape, total, images, sample)
+            drift, drifted = tensors.get(f"{prefix}drift"), record.get("drifted", 0)
+            if drift is not None:
+                _check(name, drift, torch.float64, 2, negative=False)
+                if not _is_count(drifted) or drift.shape != total[:4].shape:
+                    raise ValueError(f"the drift of site {name!r} has shape {tuple(drift.shape)} of {drifted!r} images")
+            yield name, NormTarget(shape, total, images, sample, drift, drifted)
 
 
 def _check(

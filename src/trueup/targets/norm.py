@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class NormTarget:
     total: Tensor  # (2, 4 or 5, channels) float64: sum of the images' moments
     images: int
     sample: Tensor  # (sampled images, 2, 4 or 5, channels) float16: moments with deviations in place of variances
+    drift: Tensor | None = None  # (2 or 4, channels) float64: summed squared drift of each statistic under perturbation
+    drifted: int = 0  # perturbed images that were summed
 
     def __post_init__(self) -> None:
         fit = self.total.dim() == 2 and self.total.shape == self.sample.shape[1:]
@@ -43,6 +45,8 @@ class NormTarget:
             total=self.total[:rows] + other.total[:rows],
             images=self.images + other.images,
             sample=self.sample[:, :rows],
+            drift=None if self.drift is None or other.drift is None else self.drift[:rows] + other.drift[:rows],
+            drifted=0 if self.drift is None or other.drift is None else self.drifted + other.drifted,
         )
 
     @property
@@ -58,7 +62,27 @@ class NormTarget:
         rows = self._rows(bands=rule.bands)
         floor = self._floor(rows, rule.floor)
         clean = self._statistics(rows, floor)
-        return evidence.reference_of(clean, floor, strength=rule.strength, base=rule.base, counts=rule.counts)
+        shares = None
+        if rule.nuisance:
+            if self.drift is None:
+                raise ValueError(
+                    f"{rule} needs to know how statistics drift under perturbation, and these targets do not hold it; "
+                    "calibrate again with trueup.calibrate(model, loader)"
+                )
+            shares = evidence.nuisance_share(self.drift[rows] / self.drifted, clean.var(dim=0, correction=0))
+        return evidence.reference_of(
+            clean, floor, strength=rule.strength, base=rule.base, counts=rule.counts, shares=shares
+        )
+
+    def statistics(self, a: Tensor) -> Tensor:
+        """Statistics of every moment of activations `(batch, channels, ...)`: `(batch, 2 or 4, channels)` float64."""
+        moments = kernels.moments(a, bands=self.bands)[:, :4].double()
+        return evidence.statistics(moments, self.floor[: moments.shape[1]].to(a.device))
+
+    def to(self, device: torch.device | None) -> NormTarget:
+        """The same target on another device."""
+        drift = None if self.drift is None else self.drift.to(device)
+        return replace(self, total=self.total.to(device), sample=self.sample.to(device), drift=drift)
 
     def mean_evidence(self, a: Tensor) -> Tensor:
         """Mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from trueup.functional.gate import Gate, fit
+from trueup.rules import Evidence
 from trueup.targets import file
 from trueup.targets.activation import ActivationTarget
+from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
 
@@ -27,7 +29,9 @@ class Targets:
         robust = trueup.correct(model, trueup.Targets.load("model.trueup.safetensors"))
 
     `activations` and `norms` hold one target per site, by the site's name, in the order of the forward pass. `gate`
-    holds more images for the few norms by which `Evidence` tells an unusual image. Two are equal if their contents are.
+    holds more images for the few norms by which `Evidence` tells an unusual image. `decision` is the setting that was
+    chosen for the model, with the trials behind it; print the targets to read it. Adding two pools their trials and
+    chooses again. Two are equal if their contents are.
     """
 
     SAMPLE: ClassVar[int] = 512  # images whose statistics are kept per site: tells what one in a hundred looks like
@@ -39,9 +43,14 @@ class Targets:
     # Images kept singly, named by a hash of their content, smallest first. Each target keeps the first few of them.
     sampled: Tensor  # (<= GATE_SAMPLE,) int64
     fingerprint: Fingerprint
+    decision: Decision | None = None
 
     def __repr__(self) -> str:
         return f"Targets({len(self.activations)} activations, {len(self.norms)} norms, {self.images} images)"
+
+    def __str__(self) -> str:
+        decision = "No setting was chosen: calibrated with decide=False." if self.decision is None else self.decision
+        return f"{self!r}\n{decision}"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Targets):
@@ -50,6 +59,11 @@ class Targets:
         return mine[1] == theirs[1] and mine[0].keys() == theirs[0].keys() and all(map(_same, *_paired(mine, theirs)))
 
     __hash__ = None  # type: ignore[assignment]  # equality compares tensors
+
+    @property
+    def rule(self) -> Evidence | None:
+        """The rule that calibration chose; None if it was told not to."""
+        return None if self.decision is None else self.decision.rule
 
     @property
     def images(self) -> int:
@@ -74,6 +88,7 @@ class Targets:
             gate={name: _merge(name, self.gate[name], other.gate[name], many) for name in shared},
             sampled=sampled[: self.GATE_SAMPLE if shared else self.SAMPLE],
             fingerprint=self.fingerprint,
+            decision=_pooled(self.decision, other.decision),
         )
 
     @functools.cached_property
@@ -118,6 +133,10 @@ def _merge(name: str, a: _Target, b: _Target, kept: _Kept) -> _Target:
         raise ValueError(f"site {name!r}: {error}") from error
     other = b.sample[:, : total.sample.shape[1]]
     return replace(total, sample=kept.rows(total.sample, other))
+
+
+def _pooled(a: Decision | None, b: Decision | None) -> Decision | None:
+    return a + b if a is not None and b is not None else a or b
 
 
 def _paired(a: tuple[Mapping[str, Tensor], object], b: tuple[Mapping[str, Tensor], object]) -> tuple[list[Tensor], ...]:

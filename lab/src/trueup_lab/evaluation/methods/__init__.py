@@ -9,6 +9,7 @@ from trueup_lab.evaluation.methods.aqr import Aqr
 from trueup_lab.evaluation.methods.bn_batch import BatchStatistics
 from trueup_lab.evaluation.methods.bn_mix import Mixed
 from trueup_lab.evaluation.methods.correct_bn_mix import CorrectMixed
+from trueup_lab.evaluation.methods.default import Default
 from trueup_lab.evaluation.methods.iabn import InstanceAware
 from trueup_lab.evaluation.methods.intent import Intent
 from trueup_lab.evaluation.methods.memo import Memo
@@ -38,6 +39,7 @@ __all__ = [
     "ChannelQuantile",
     "Correct",
     "CorrectMixed",
+    "Default",
     "Forgetful",
     "InstanceAware",
     "Intent",
@@ -61,6 +63,7 @@ METHODS: dict[str, type] = {
     kind.kind: kind
     for kind in (
         Uncorrected,
+        Default,
         Correct,
         Realign,
         BatchStatistics,

@@ -1,0 +1,5 @@
+"""Which setting is safe and useful for a model: decided without labels, from clean images and perturbed copies."""
+
+from trueup.decide.search import ImageSample, decide
+
+__all__ = ["ImageSample", "decide"]

@@ -1,0 +1,133 @@
+"""What calibration decided for a model, and the trials behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+
+from trueup.rules import Evidence
+
+NOTHING = Evidence(strength=0.0, base=0.0)
+"""The rule that leaves a model as it is."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting, tried on clean images and on perturbed copies of them. Sums over images, so adding two merges them.
+
+    An answer is kept if the corrected model says of an image, or of its perturbed copy, what the model itself says of
+    the clean image. An image's value is its mean over kept answers, weighted by how common clean and perturbed inputs
+    are taken to be; its gain is that value minus the uncorrected model's.
+    """
+
+    rule: Evidence
+    images: int
+    changed: float  # clean answers that change
+    kept: tuple[float, ...]  # answers kept under each level of perturbation
+    gain: float
+    gain_square: float
+
+    def __add__(self, other: Trial) -> Trial:
+        kept = tuple(a + b for a, b in zip(self.kept, other.kept, strict=True))
+        sums = (self.images + other.images, self.changed + other.changed, kept)
+        return Trial(self.rule, *sums, self.gain + other.gain, self.gain_square + other.gain_square)
+
+    @property
+    def share_changed(self) -> float:
+        """Expected share of changed answers on new clean images: one image that changes is added for the new one."""
+        return (self.changed + (1 if self.rule.changes else 0)) / (self.images + 1)
+
+    @property
+    def mean_gain(self) -> float:
+        """Mean gain per image."""
+        return self.gain / self.images
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean gain."""
+        variance = self.gain_square / self.images - self.mean_gain**2
+        return math.sqrt(max(variance, 0.0) / max(self.images - 1, 1))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The setting that calibration chose for a model, and why.
+
+    Chosen is the setting with the largest gain among those that change at most `max_changed` of the clean answers. It
+    must gain more than its standard error; otherwise the model is left as it is. Without `trials`, `note` says why
+    nothing was tried.
+    """
+
+    trials: tuple[Trial, ...] = ()  # the first is the model as it is
+    max_changed: float = 0.05
+    note: str = ""
+
+    def __add__(self, other: Decision) -> Decision:
+        """Pool the trials that both have; a part without trials adds nothing."""
+        if not (self.trials and other.trials):
+            return self if self.trials else other
+        theirs = {trial.rule: trial for trial in other.trials}
+        pooled = tuple(trial + theirs[trial.rule] for trial in self.trials if trial.rule in theirs)
+        return Decision(pooled, min(self.max_changed, other.max_changed))
+
+    @property
+    def chosen(self) -> Trial | None:
+        """Trial of the chosen setting; None if the model is left as it is."""
+        allowed = [t for t in self.trials if t.rule.changes and t.share_changed <= self.max_changed]
+        best = max(allowed, key=lambda trial: trial.mean_gain, default=None)
+        return best if best is not None and best.mean_gain > best.error else None
+
+    @property
+    def rule(self) -> Evidence:
+        """The chosen rule."""
+        return self.chosen.rule if self.chosen else NOTHING
+
+    def __str__(self) -> str:
+        if not self.trials:
+            return f"The model is left as it is: {self.note}."
+        before, images = self.trials[0], self.trials[0].images
+        if (best := self.chosen) is None:
+            return (
+                f"The model is left as it is: none of {len(self.trials) - 1} settings, tried on {images} images, keeps "
+                f"more answers under perturbation while changing at most {self.max_changed:.1%} of the clean ones."
+            )
+        kept = [f"{a / images:.1%} -> {b / images:.1%}" for a, b in zip(before.kept, best.kept, strict=True)]
+        return "\n".join(
+            [
+                f"{best.rule}",
+                f"  chosen among {len(self.trials) - 1} settings on {images} images and perturbed copies of them",
+                f"  clean answers that change: {best.changed / images:.1%} (allowed: {self.max_changed:.1%})",
+                f"  answers kept under mild perturbation: {kept[0]}, under strong perturbation: {kept[-1]}",
+                f"  gain: {100 * best.mean_gain:.2f} points, standard error {100 * best.error:.2f}",
+            ]
+        )
+
+    def to_json(self) -> str:
+        """Text for a file's header."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Decision:
+        """Read what `to_json` wrote."""
+        values = json.loads(text)
+        trials = tuple(_trial(trial) for trial in values["trials"])
+        max_changed, note = values["max_changed"], values["note"]
+        if not isinstance(note, str) or not 0 < max_changed <= 1:
+            raise ValueError(f"the decision has max_changed={max_changed!r} and note={note!r}")
+        return cls(trials, float(max_changed), note)
+
+
+def _trial(values: dict[str, object]) -> Trial:
+    rule = values["rule"]
+    if not isinstance(rule, dict) or not isinstance(values["kept"], list):
+        raise ValueError("a trial of the decision has no rule or no answers")
+    numbers = [values["changed"], *values["kept"], values["gain"], values["gain_square"]]
+    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+        raise ValueError("a trial of the decision holds something that is not a number")
+    images = values["images"]
+    if not isinstance(images, int) or isinstance(images, bool) or images < 1:
+        raise ValueError(f"a trial of the decision has {images!r} images")
+    changed, *kept, gain, square = (float(n) for n in numbers)  # type: ignore[arg-type]
+    return Trial(Evidence(**(rule | {"counts": tuple(rule["counts"])})), images, changed, tuple(kept), gain, square)
