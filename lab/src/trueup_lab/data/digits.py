@@ -26,7 +26,7 @@ def load(split: Split, root: str | os.PathLike[str] | None = None) -> Images:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("the digits come with scikit-learn: pip install 'trueup[demo]'") from error
+        raise ImportError("the digits need scikit-learn: pip install 'trueup-lab[demo]'") from error
     bunch = load_digits()
     small = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
     images = F.interpolate(small, (28, 28), mode="bilinear", align_corners=False)

@@ -18,7 +18,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'trueup[figures]'") from error
+        raise ImportError("figures need matplotlib: pip install 'trueup-lab[figures]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
