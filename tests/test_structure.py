@@ -1,143 +1,151 @@
-"""The shape of the code: imports point one way, heavy packages stay where they belong, the surface is small."""
+"""The shape of the code: two distributions, imports that point one way, a small surface that explains itself."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import pydoc
 import subprocess
 import sys
+import tomllib
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import trueup
 
-SOURCE = Path(trueup.__file__).parent
+ROOT = Path(__file__).parents[1]
+LIBRARY, LAB = ROOT / "src" / "trueup", ROOT / "lab" / "src" / "trueup_lab"
 
-# From the bottom up. A module imports from its own layer's modules only within one package, and else from below.
-# `models`, `data` and `training` stand apart from the core: they meet it in the demonstration and in evaluation.
-LAYERS = {
-    "activations": 0,
-    "normalisations": 0,
-    "ranks": 0,
-    "atomic": 0,
-    "batches": 0,
-    "correction": 0,
-    "evidence": 0,
-    "channels": 1,
-    "functional": 1,
-    "gate": 1,
-    "kernels": 2,
-    "fingerprint": 2,
-    "targets": 3,
-    "graph": 4,
-    "probe": 5,
-    "tally": 5,
-    "_sites": 6,
-    "_calibrate": 6,
-    "_correct": 6,
-    "_measure": 6,
-    "_choose": 7,
-    "": 8,  # trueup/__init__.py
-    "demo": 9,
-    "evaluation": 9,
-    "performance": 10,
-    "experiments": 11,
-    "figures": 12,
-    "cli": 13,
-    "__main__": 14,
-}
-APART = {"atomic": 0, "data": 1, "models": 1, "training": 2} | {k: v for k, v in LAYERS.items() if v >= 9}
-OPTIONAL = {
-    "matplotlib": {"figures"},
-    "numba": {"kernels"},
-    "triton": {"kernels"},
-    "sklearn": {"data"},
-    "PIL": {"data"},
-    "typer": {"cli"},
-    "rich": {"cli"},
-}
+# From the bottom up; a module imports from below, or from its own layer. Verbs are the files that begin with an
+# underscore; "" is the package's own __init__.py.
+LAYERS = [
+    {"atomic", "functional"},
+    {"rules"},
+    {"kernels"},
+    {"targets"},
+    {"graph"},
+    {"verbs"},
+    {"", "cli", "__main__"},
+]
+LAB_LAYERS = [
+    {"data", "models"},
+    {"training", "evaluation"},
+    {"experiments", "performance", "figures", "demo"},
+    {"cli"},
+    {"", "__main__"},
+]
+NEEDED = {"torch", "numpy", "safetensors"}
+ONLY_IN = {"numba": {"kernels"}, "triton": {"kernels"}, "typer": {"cli"}, "rich": {"cli"}}
+LAB_ONLY_IN = {"matplotlib": {"figures"}, "sklearn": {"data"}, "typer": {"cli"}, "rich": {"cli"}}
 
 
-def modules():
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        parts = parts[:-1] if parts[-1] == "__init__" else parts
-        yield path, (parts[0] if parts else "")
+def room(package: Path, dotted: str) -> str:
+    """The part of a package to which a module belongs, from its dotted name after the package's."""
+    name = dotted.split(".")[0]
+    if name.startswith("_") and name != "__main__":
+        return "verbs"
+    return name if (package / name).is_dir() or (package / f"{name}.py").is_file() else ""
+
+
+def modules(package: Path):
+    """Each file of a package, and the room that it is in."""
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        yield path, room(package, ".".join(parts)) if parts != ("__init__",) else ""
 
 
 def imports(path: Path):
+    """Dotted names of all that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            if node.module == "trueup":
-                yield from (f"trueup.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def allowed(importer: str, imported: str) -> bool:
-    """Whether one top-level module of the package may import another."""
-    if importer == imported:
-        return True
-    known = {**LAYERS, **APART}
-    for order in (LAYERS, APART):
-        if importer in order and imported in order:
-            return order[importer] > order[imported]
-    assert importer in known, f"{importer}: give it a place in LAYERS or APART"
-    return False
+def crossings(package: Path):
+    """Pairs (importer, imported) of rooms of one package, each with the file and the name."""
+    for path, importer in modules(package):
+        for name in imports(path):
+            top, _, rest = name.partition(".")
+            if top == package.name:
+                yield importer, room(package, rest), f"{path.relative_to(package)} imports {name}"
 
 
-@pytest.mark.parametrize(
-    ("path", "module"), list(modules()), ids=lambda value: str(value) if isinstance(value, str) else value.name
-)
-def test_imports_point_one_way(path, module):
-    for name in imports(path):
-        if name.split(".")[0] != "trueup":
-            continue
-        parts = name.split(".")[1:]
-        imported = parts[0] if parts and ((SOURCE / parts[0]).is_dir() or (SOURCE / f"{parts[0]}.py").is_file()) else ""
-        assert allowed(module, imported), f"{module or 'trueup'} must not import {name}"
+@pytest.mark.parametrize(("package", "layers"), [(LIBRARY, LAYERS), (LAB, LAB_LAYERS)], ids=["library", "lab"])
+def test_imports_point_one_way(package, layers):
+    level = {name: number for number, names in enumerate(layers) for name in names}
+    assert {importer for _, importer in modules(package)} == set(level), "give a new room its place in the layers"
+    upwards = [what for importer, imported, what in crossings(package) if level[importer] < level[imported]]
+    assert upwards == []
 
 
-@pytest.mark.parametrize(
-    ("path", "module"), list(modules()), ids=lambda value: str(value) if isinstance(value, str) else value.name
-)
-def test_optional_packages_stay_where_they_belong(path, module):
-    for name in imports(path):
-        package = name.split(".")[0]
-        assert module in OPTIONAL.get(package, {module}), f"{module} must not import {package}"
+def test_the_library_has_seven_layers_at_most():
+    assert len(LAYERS) <= 7
+
+
+def test_the_command_line_is_imported_by_nothing():
+    assert [what for importer, imported, what in crossings(LIBRARY) if imported == "cli" != importer] == [
+        "__main__.py imports trueup.cli.main"
+    ]
+
+
+def test_the_library_does_not_know_the_lab():
+    knows = [path for path, _ in modules(LIBRARY) if any(name.split(".")[0] == "trueup_lab" for name in imports(path))]
+    assert knows == []
+
+
+@pytest.mark.parametrize(("package", "places"), [(LIBRARY, ONLY_IN), (LAB, LAB_ONLY_IN)], ids=["library", "lab"])
+def test_optional_packages_stay_where_they_belong(package, places):
+    found = {(name.split(".")[0], place) for path, place in modules(package) for name in imports(path)}
+    assert {(name, place) for name, place in found if place not in places.get(name, {place})} == set()
+    for name, rooms in places.items():
+        assert rooms & {place for other, place in found if other == name}, f"nothing imports {name}"
+
+
+def test_the_library_imports_only_what_it_depends_on():
+    found = {
+        name.split(".")[0]
+        for path, place in modules(LIBRARY)
+        if place not in ("cli", "kernels")
+        for name in imports(path)
+    }
+    assert found - set(sys.stdlib_module_names) - {"trueup"} <= NEEDED
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {requirement.split(">")[0] for requirement in wanted} == NEEDED
 
 
 def test_only_graph_knows_torch_fx():
     def knows(node: ast.AST) -> bool:
-        if isinstance(node, ast.ImportFrom):
-            return (node.module or "").startswith("torch.fx") or (
-                node.module == "torch" and any(alias.name == "fx" for alias in node.names)
-            )
-        if isinstance(node, ast.Import):
-            return any(alias.name.startswith("torch.fx") for alias in node.names)
         return isinstance(node, ast.Attribute) and node.attr == "fx"
 
-    users = {module for path, module in modules() if any(map(knows, ast.walk(ast.parse(path.read_text()))))}
+    users = {
+        place
+        for path, place in modules(LIBRARY)
+        if any(name.startswith("torch.fx") for name in imports(path))
+        or any(map(knows, ast.walk(ast.parse(path.read_text()))))
+    }
     assert users == {"graph"}
 
 
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
 def test_importing_trueup_needs_torch_numpy_and_safetensors_only():
-    code = (
-        "import sys, torch, numpy, safetensors.torch; before = set(sys.modules); import trueup;"
+    optional = ["typer", "rich", "numba", "matplotlib", "sklearn", "PIL", "scipy", "trueup_lab"]
+    found = run(
+        f"import sys; sys.modules |= dict.fromkeys({optional}); import torch, numpy, safetensors.torch;"
+        "before = set(sys.modules); import trueup;"
         "new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names);"
-        "new = {n for n in new if n not in ('trueup', 'torch', 'numpy', 'safetensors') and not n.startswith('_')};"
-        "print(sorted(new))"
+        "print(sorted(name for name in new if not name.startswith('_')))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
-
-
-def test_the_public_names_are_those_of_the_design():
-    assert set(trueup.__all__) >= {"calibrate", "correct", "measure", "sites", "Targets", "Correction", "functional"}
-    assert all(hasattr(trueup, name) for name in trueup.__all__)
+    assert found.stdout.strip() == "['trueup']", found.stderr
 
 
 @pytest.mark.parametrize(
@@ -149,7 +157,64 @@ def test_the_public_names_are_those_of_the_design():
     ],
 )
 def test_a_missing_extra_says_how_to_get_it(missing, call, message):
-    code = f"import sys; sys.modules[{missing!r}] = None; {call}"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode != 0
-    assert message in run.stderr
+    found = run(f"import sys; sys.modules[{missing!r}] = None; {call}")
+    assert found.returncode != 0
+    assert message in found.stderr
+
+
+def test_extras_that_messages_name_exist():
+    for project, extras in ((ROOT, {"cli", "fast"}), (ROOT / "lab", {"figures", "demo"})):
+        known = tomllib.loads((project / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert extras <= set(known)
+
+
+def test_the_library_is_small_and_holds_code_only():
+    """A wheel is these files, compressed."""
+    files = [path for path in LIBRARY.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {path.suffix for path in files} == {".py", ".typed"}
+    assert sum(path.stat().st_size for path in files) < 500_000
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert build == {"packages": ["src/trueup"]}
+
+
+def test_the_public_names_are_exactly_these():
+    public = {
+        name
+        for name, value in vars(trueup).items()
+        if not name.startswith("_") and not (isinstance(value, ModuleType) and name != "functional")
+    }
+    assert set(trueup.__all__) == public
+    assert trueup.__all__ == sorted(trueup.__all__, key=lambda name: (name.islower(), name))
+    verbs, rules = {"calibrate", "choose", "correct", "measure", "sites"}, {"Correction", "Evidence"}
+    assert public == verbs | rules | {"Corrected", "Shift", "Site", "Targets", "TraceError", "functional"}
+
+
+@pytest.mark.parametrize("name", ["functional", "functional.evidence", "functional.gate", "functional.paper"])
+def test_every_function_of_the_specification_is_exported_and_described(name):
+    module = importlib.import_module(f"trueup.{name}")
+    own = {
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+    }
+    assert own <= set(module.__all__)
+    assert all(getattr(module, key).__doc__ for key in module.__all__)
+
+
+@pytest.mark.parametrize("name", ["calibrate", "choose", "correct", "measure", "sites"])
+def test_help_shows_every_option_by_name(name):
+    shown = pydoc.plain(pydoc.render_doc(getattr(trueup, name)))
+    for option in ("select", "activations", "leaves"):
+        assert f"{option}: " in shown.split('"""')[0]
+        assert inspect.signature(getattr(trueup, name)).parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
+    assert "kwargs" not in shown
+
+
+@pytest.mark.parametrize("name", ["", *trueup.__all__])
+def test_every_public_name_begins_with_an_example(name):
+    lines = inspect.getdoc(getattr(trueup, name) if name else trueup).splitlines()
+    # A block of code is indented after an empty line; the description of an argument follows its name.
+    code = [
+        line for before, line in pairwise(lines[:8]) if line.startswith(">>> ") or (not before and line[:4] == "    ")
+    ]
+    assert code, "\n".join(lines[:8])

@@ -20,6 +20,10 @@ CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
 class Corrected(Instrumented):
     """The module that `correct` returns: it takes and returns what the model does.
 
+        robust = trueup.correct(model, targets)
+        robust.rule, robust.sites   # what is done, and where
+        logits = robust(images)
+
     `rule` is the rule in force, `sites` the sites that it corrects. It shares the model's weights, has the model's
     `state_dict`, and in training mode does what the model does, uncorrected.
     """
@@ -66,8 +70,8 @@ def correct(
     The module shares the model's weights, adds no parameters, and is in evaluation mode; the model is not touched. Each
     image is corrected on its own.
 
-    rule: `Evidence` moves each channel after a norm in proportion to the evidence that it has shifted; `Correction`, the
-        paper's, moves the activations after every activation function towards their clean distribution. Without a
+    rule: `Evidence` moves each channel after a norm in proportion to the evidence that it has shifted; `Correction`,
+        the paper's, moves the activations after every activation function towards their clean distribution. Without a
         rule it is the one that calibration chose for this model, `targets.rule`, which may be to leave it as it is. If
         calibration did not choose, it is a careful one, with a warning.
     select: correct only the sites for which this predicate is true.

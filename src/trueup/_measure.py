@@ -17,6 +17,9 @@ from trueup.targets import Targets
 class Shift:
     """How far images have shifted from clean data: one row per image, one column per site.
 
+        shift = trueup.measure(model, targets, images)
+        drifted = images[shift.image_rank > 0.99]
+
     Activations: `distance` is the 1-Wasserstein distance between the image's activations and the site's target,
     location included. `activation_rank` is the share of clean images that lie closer: 0.5 is ordinary, 1 is farther
     than any.

@@ -1,5 +1,9 @@
 """The mathematics as pure functions on tensors: the specification that every faster path is held to.
 
+>>> import torch
+>>> correct(torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([10.0, 20.0, 30.0]), step=1.0, location="match")
+tensor([[30., 10., 20.]])
+
 `paper`: 1-D optimal transport of a layer's activations. `evidence`: statistics of channels, and moving them back.
 `gate`: how unusual a whole image is.
 """

@@ -14,6 +14,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Site:
     """One place in a forward pass where an activation function or a norm is applied.
 
+        trueup.correct(model, targets, select=lambda site: site.kind == "norm" and "layer4" not in site.name)
+
     name: path of the module that applies it (plus the function's name, for a function), and `#2`, `#3`, ... if the same
         path applies it again.
     kind: "activation", where `Correction` acts, or "norm", where `Evidence` acts.

@@ -29,7 +29,13 @@ _OPAQUE = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 class TraceError(RuntimeError):
-    """A forward pass cannot be traced. The message says where, why, and what to do."""
+    """A forward pass cannot be traced. The message says where, why, and what to do.
+
+        targets = trueup.calibrate(model, clean_loader, leaves=(Router,))   # call Router as it is
+        robust = trueup.correct(model, targets, leaves=(Router,))
+
+    Sites inside a leaf are left alone; all others are corrected.
+    """
 
 
 class Place(NamedTuple):
@@ -58,7 +64,7 @@ class Trace(NamedTuple):
         """Copy of the graph, to be rewired, and its places."""
         graph = fx.Graph(tracer_cls=self.graph._tracer_cls)
         nodes: dict[fx.Node, fx.Node] = {}
-        output = graph.graph_copy(self.graph, nodes, return_output_node=True)
+        output: Any = graph.graph_copy(self.graph, nodes, return_output_node=True)
         if output is not None:
             graph.output(output[0])
         graph._codegen = self.graph._codegen

@@ -1,6 +1,7 @@
-"""Rules as small frozen values: `Evidence`, ours, and `Correction`, the paper's, each with every constant of its own."""
+"""Rules as small frozen values: `Evidence`, ours, and `Correction`, the paper's, each with all its constants."""
 
-from trueup.rules.correction import Correction, Location, Method
+from trueup.functional.paper import Location
+from trueup.rules.correction import Correction, Method
 from trueup.rules.evidence import Evidence
 
 Rule = Correction | Evidence
