@@ -342,15 +342,16 @@ def test_triton_takes_tensors_that_are_not_aligned(device):
 @devices
 @layouts
 @pytest.mark.parametrize(
-    ("norm", "add", "relu"),
-    [(False, False, True), (False, True, False), (False, True, True), (True, False, False), (True, True, True)],
-)
-@pytest.mark.parametrize(
-    ("shape", "bands", "dtype"),
+    ("shape", "bands", "dtype", "norm", "add", "relu"),
     [
-        ((3, 5, 5, 7), True, torch.float32),
-        ((3, 5, 3, 19), True, torch.bfloat16),  # several segments with channels last
-        ((3, 5, 3, 3), False, torch.float16),
+        ((3, 5, 5, 7), True, torch.float32, False, False, True),
+        ((3, 5, 5, 7), True, torch.float32, False, True, False),
+        ((3, 5, 5, 7), True, torch.float32, True, False, False),
+        ((3, 5, 5, 7), True, torch.float16, True, True, True),
+        ((3, 5, 3, 19), True, torch.bfloat16, False, True, True),  # several segments with channels last
+        ((3, 5, 3, 19), True, torch.float32, True, True, True),
+        ((3, 5, 3, 3), False, torch.bfloat16, False, True, True),
+        ((3, 5, 3, 3), False, torch.float16, True, False, True),
     ],
     ids=str,
 )

@@ -61,6 +61,13 @@ TARGETS = {
     "small": (torch.linspace(0, 1e-20, 17), None),
     "zero": (torch.zeros(5), None),
 }
+# The interpreter is slow: there, every row to one target, and rows of every scale to every target.
+PAIRS = [
+    (rows, target)
+    for rows in ROWS
+    for target in TARGETS
+    if not INTERPRETED or target == "relu" or rows in ("ordinary", "every scale at once")
+]
 STEPS = [(0.8, True, True), (0.25, False, False), (1.0, False, True), (1.0, True, False)]
 
 
@@ -85,11 +92,9 @@ def wanted(rows, target, step, keep, sparse, relu):
 
 @transports
 @pytest.mark.parametrize("relu", [False, True], ids=["as it is", "relu"])
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize(("rows", "target"), PAIRS, ids=str)
 def test_every_backend_is_within_the_bound_of_the_exact_rule(backend, rows, target, relu):
-    if INTERPRETED:
-        rows = rows[:1]
+    rows, target = ROWS[rows][:1] if INTERPRETED else ROWS[rows], TARGETS[target]
     for step, keep, sparse in STEPS[:2] if INTERPRETED else STEPS:
         got = apply(backend, rows, target, step, keep, sparse, relu).double().numpy()
         for out, (exact, reach, binned, rounding) in zip(

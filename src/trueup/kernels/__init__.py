@@ -12,12 +12,13 @@ exact place, plus `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/per
 
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.curve import curve_of
-from trueup.kernels.dispatch import Order, gate_values, moments, quantile_rows, realign, transport
+from trueup.kernels.dispatch import Order, add, gate_values, moments, quantile_rows, realign, transport
 from trueup.kernels.layout import as_rows
 
 __all__ = [
     "BatchNorm",
     "Order",
+    "add",
     "as_rows",
     "curve_of",
     "gate_values",

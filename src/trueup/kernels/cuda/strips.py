@@ -264,7 +264,7 @@ def coefficients(
     k: tl.constexpr = 3 if BANDS else 2
     mean = tl.fma(pivot + (low + high) / n, scale, shift)
     mean_shift = _mean_shift(reference, gate, channel, mean, channels, k)
-    tilt, square = -high / n, scale * scale
+    tilt, square = -(high / n), scale * scale
     low_gain = tl.exp(_deviation_shift(reference, gate, channel, _variance(low2, low, n) * square, 1, channels, k))
     if BANDS:
         gain = tl.exp(_deviation_shift(reference, gate, channel, _variance(high2, high, n) * square, 2, channels, k))
