@@ -23,7 +23,8 @@ def most_likely(output: Any) -> Tensor:
             f"the model's output is {what}, not scores (batch, classes, ...); say what its answer is with "
             "answer=lambda output: ..., a tensor (batch, ...) to be compared"
         )
-    return scores.argmax(dim=1)
+    found: Tensor = scores.argmax(dim=1)
+    return found
 
 
 def agreement(a: Tensor, b: Tensor) -> Tensor:

@@ -127,7 +127,8 @@ def perturb(images: Tensor, name: str, scale: Scale, *, numbers: Tensor, level: 
     """Apply one perturbation to `images` `(batch, channels, height, width)` and clip to the range of clean images."""
     wide = images.float()
     out = PERTURBATIONS[name](wide, Draw(numbers, seed, images.device), scale, level)
-    return out.clamp(scale.low, scale.high).to(images.dtype)
+    clipped: Tensor = out.clamp(scale.low, scale.high).to(images.dtype)
+    return clipped
 
 
 def _radius(height: int, width: int, *, device: torch.device) -> Tensor:

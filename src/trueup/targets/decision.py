@@ -129,5 +129,5 @@ def _trial(values: dict[str, object]) -> Trial:
     images = values["images"]
     if not isinstance(images, int) or isinstance(images, bool) or images < 1:
         raise ValueError(f"a trial of the decision has {images!r} images")
-    changed, *kept, gain, square = (float(n) for n in numbers)  # type: ignore[arg-type]
+    changed, *kept, gain, square = (float(n) for n in numbers)
     return Trial(Evidence(**(rule | {"counts": tuple(rule["counts"])})), images, changed, tuple(kept), gain, square)

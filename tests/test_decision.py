@@ -1,0 +1,230 @@
+"""The default: calibration chooses a setting that is safe for the model, or leaves it alone and says so."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import trueup
+from trueup import Evidence
+from trueup.decide import search
+from trueup.decide.perturb import PERTURBATIONS, Scale, perturb
+from trueup.targets import Decision, Trial
+from trueup.targets.decision import NOTHING
+
+CLASSES = 4
+
+
+def pictures(n: int, seed: int, *, contrast: float = 1.0, noise: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Gratings of four directions, the classes, with random phase and brightness."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % CLASSES
+    y, x = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+    angle = labels * torch.pi / CLASSES
+    phase = 6 * torch.rand(n, generator=draw)
+    wave = torch.sin(1.2 * (x * angle.cos()[:, None, None] + y * angle.sin()[:, None, None]) + phase[:, None, None])
+    images = contrast * wave[:, None] * (0.5 + torch.rand(n, 1, 1, 1, generator=draw))
+    return images + noise * torch.randn(n, 1, 16, 16, generator=draw), labels
+
+
+class Small(nn.Module):
+    """Three convolutions with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(1, 8, 5, padding=2), nn.BatchNorm2d(8), nn.ReLU()),
+            *(nn.Conv2d(8, 16, 3, padding=1, stride=2), nn.BatchNorm2d(16), nn.ReLU()),
+            *(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+        )
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).mean(dim=(2, 3)))
+
+
+class Loudness(nn.Module):
+    """Answers by the mean of channels after a norm: whoever moves these back destroys the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(CLASSES)
+        self.after = nn.BatchNorm2d(CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.norm(x)).mean(dim=(2, 3))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    torch.manual_seed(0)
+    model = Small()
+    images, labels = pictures(512, 1)
+    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    for epoch in range(12):
+        for some in torch.randperm(512, generator=torch.Generator().manual_seed(epoch)).split(64):
+            optimiser.zero_grad()
+            F.cross_entropy(model(images[some]), labels[some]).backward()
+            optimiser.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def decided(trained):
+    return trueup.calibrate(trained, pictures(120, 2)[0].split(40))
+
+
+@pytest.fixture(scope="module")
+def loud():
+    """A model and clean images on which any correction of the last norms harms: means are the answer."""
+    draw = torch.Generator().manual_seed(3)
+    labels = torch.randint(CLASSES, (160,), generator=draw)
+    images = 0.3 * torch.randn(160, CLASSES, 12, 12, generator=draw)
+    images += F.one_hot(labels, CLASSES)[:, :, None, None] * 0.2
+    model = Loudness().train()
+    with torch.no_grad():
+        for _ in range(60):
+            model(images)
+    return model.eval(), images, labels
+
+
+def accuracy(model, images, labels):
+    with torch.inference_mode():
+        return float((model(images).argmax(1) == labels).double().mean())
+
+
+def test_the_default_gains_under_shifts_that_were_never_shown_and_keeps_clean_answers(trained, decided):
+    assert decided.rule.changes
+    robust = trueup.correct(trained, decided)
+    clean, labels = pictures(400, 4)
+    assert accuracy(robust, clean, labels) >= accuracy(trained, clean, labels) - 0.02
+    dark, labels = pictures(400, 5, contrast=0.25, noise=0.35)
+    assert accuracy(robust, dark, labels) > accuracy(trained, dark, labels) + 0.05
+
+
+def test_a_harmful_default_does_not_come_back(loud):
+    model, images, labels = loud
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        targets = trueup.calibrate(model, images[:80].split(40))
+    former = trueup.correct(model, targets, Evidence(depth=1.0, budget=1.0))
+    before = accuracy(model, images[80:], labels[80:])
+    assert accuracy(former, images[80:], labels[80:]) < before - 0.05, "this model should be harmed by a fixed rule"
+    assert accuracy(trueup.correct(model, targets), images[80:], labels[80:]) >= before - 0.03
+
+
+def test_no_more_clean_answers_change_than_allowed(trained):
+    images = pictures(120, 2)[0].split(40)
+    strict = trueup.calibrate(trained, images, max_changed=0.001)
+    assert strict.rule == NOTHING, "one changed image more in 121 is above 0.1 %"
+    robust = trueup.correct(trained, strict)
+    assert torch.equal(robust(images[0]), trained(images[0]))
+    assert "left as it is" in str(strict)
+
+
+def test_the_report_says_what_was_chosen_and_why(decided):
+    text = str(decided)
+    for part in (repr(decided.rule), "clean answers that change", "allowed: 5.0%", "under strong perturbation", "gain"):
+        assert part in text
+
+
+def test_without_a_decision_the_rule_is_a_careful_one_and_says_so(trained):
+    targets = trueup.calibrate(trained, pictures(32, 2)[0].split(16), decide=False)
+    assert targets.rule is None
+    with pytest.warns(UserWarning, match="carry no decision"):
+        robust = trueup.correct(trained, targets)
+    assert robust.rule.depth < 0.2
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (lambda: pictures(2, 2)[0], "2 different images are too few"),
+        (lambda: pictures(10, 2)[0], "10 different images are too few"),
+        (lambda: pictures(10, 2)[0].repeat(20, 1, 1, 1), "10 different images are too few"),
+        (lambda: torch.zeros(100, 1, 16, 16), "1 different images are too few"),
+    ],
+    ids=["two images", "ten images", "ten images repeated", "all black"],
+)
+def test_a_hopeless_calibration_warns_and_leaves_the_model_alone(trained, images, reason):
+    with pytest.warns(UserWarning, match=reason):
+        targets = trueup.calibrate(trained, images().split(50))
+    x = pictures(8, 9)[0]
+    assert torch.equal(trueup.correct(trained, targets)(x), trained(x))
+
+
+def test_the_decision_does_not_depend_on_batches_or_order(trained, decided):
+    images = pictures(120, 2)[0]
+    again = trueup.calibrate(trained, images[torch.randperm(120)].split(120))
+    assert [t.rule for t in again.decision.trials] == [t.rule for t in decided.decision.trials]
+    for one, other in zip(again.decision.trials, decided.decision.trials, strict=True):
+        assert abs(one.changed - other.changed) <= 1
+        assert one.gain == pytest.approx(other.gain, abs=1.0)
+
+
+def test_the_decision_is_saved_and_loaded(decided, tmp_path):
+    decided.save(tmp_path / "t.safetensors")
+    loaded = trueup.Targets.load(tmp_path / "t.safetensors")
+    assert loaded == decided
+    assert loaded.decision == decided.decision
+
+
+def test_adding_targets_pools_their_trials(trained, decided):
+    other = trueup.calibrate(trained, pictures(120, 6)[0].split(60))
+    both = decided + other
+    assert both.decision.trials[3].images == 240
+    assert both.decision.trials[3].gain == decided.decision.trials[3].gain + other.decision.trials[3].gain
+    drift = next(iter(both.norms.values()))
+    assert drift.drifted == 2 * next(iter(decided.norms.values())).drifted
+
+
+def test_the_best_setting_within_the_budget_wins_and_must_beat_its_error():
+    def trial(strength, changed, gain, spread):
+        rule = replace(search.CANDIDATES[0], strength=strength)
+        square = 100 * ((gain / 100) ** 2 + spread**2)
+        return Trial(rule, 100, changed, (50.0, 40.0), gain, square)
+
+    none = Trial(NOTHING, 100, 0.0, (50.0, 40.0), 0.0, 0.0)
+    weak, strong, wild = trial(0.01, 1, 2.0, 0.1), trial(0.04, 3, 4.0, 0.1), trial(0.2, 20, 9.0, 0.1)
+    assert Decision((none, weak, strong, wild)).rule == strong.rule
+    assert Decision((none, weak, strong, wild), max_changed=0.5).rule == wild.rule
+    assert Decision((none, trial(0.04, 3, 0.5, 0.3))).rule == NOTHING
+
+
+class TestPerturbations:
+    """They take any input, are deterministic, and stay in the range of clean images."""
+
+    @pytest.mark.parametrize("name", PERTURBATIONS)
+    @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 17, 40), (5, 9, 9)], ids=["one channel", "odd", "five bands"])
+    def test_any_input(self, name, shape):
+        clean = 3 + 10 * torch.randn(6, *shape, generator=torch.Generator().manual_seed(0))
+        scale = Scale.of_batches([clean])
+        out = perturb(clean, name, scale, numbers=torch.arange(6), level=1.5)
+        assert out.shape == clean.shape
+        assert out.isfinite().all()
+        assert (out >= scale.low).all() and (out <= scale.high).all()
+        assert (out - clean).abs().mean() > 0.01 * clean.std()
+        alone = perturb(clean[4:5], name, scale, numbers=torch.tensor([4]), level=1.5)
+        assert torch.allclose(alone[0], out[4], atol=1e-4)
+
+    @pytest.mark.parametrize("name", PERTURBATIONS)
+    def test_a_higher_level_changes_more(self, name):
+        clean = pictures(16, 0)[0]
+        scale, numbers = Scale.of_batches([clean]), torch.arange(16)
+        mild, strong = (
+            (perturb(clean, name, scale, numbers=numbers, level=level) - clean).abs().mean() for level in (0.5, 1.5)
+        )
+        assert strong > 1.3 * mild
+
+    def test_units_do_not_matter(self):
+        clean = pictures(8, 0)[0]
+        scaled = 50 * clean + 7
+        for name in PERTURBATIONS:
+            small = perturb(clean, name, Scale.of_batches([clean]), numbers=torch.arange(8))
+            large = perturb(scaled, name, Scale.of_batches([scaled]), numbers=torch.arange(8))
+            assert torch.allclose(50 * small + 7, large, atol=0.05), name
