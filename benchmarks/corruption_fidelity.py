@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trueup_lab.data import cifar10
-from trueup_lab.data.corruptions import corrupt, corruptions, severities
+from trueup_lab.data.corruptions import corrupt, corruption_names, severities
 from trueup_lab.data.fidelity import WITHOUT_CHANCE, change, within
 from trueup_lab.data.images import IMAGENET
 from trueup_lab.data.root import data_root
@@ -78,7 +78,7 @@ def cifar_rows(root: Path) -> list[dict[str, object]]:
 
     return [
         compare("cifar10-c", name, severity, clean, as_images(golden[name][severity - 1]), numbers, accuracy, root)
-        for name in corruptions("cifar10-c")
+        for name in corruption_names("cifar10-c")
         for severity in severities("cifar10-c", name)
     ]
 
@@ -90,7 +90,7 @@ def mnist_rows(root: Path) -> list[dict[str, object]]:
     numbers = list(range(9976, 10000))
     return [
         compare("mnist-c", name, None, clean, as_images(golden[name][..., None]), numbers, None, root)
-        for name in corruptions("mnist-c")
+        for name in corruption_names("mnist-c")
     ]
 
 
@@ -139,7 +139,7 @@ def table(rows: list[dict[str, object]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for family in ("cifar10-c", "mnist-c"):
-        for name in corruptions(family):
+        for name in corruption_names(family):
             mine = [row for row in rows if (row["family"], row["corruption"]) == (family, name)]
 
             def pair(what: str, digits: int, mine: list[dict[str, object]] = mine) -> str:

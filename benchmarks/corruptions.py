@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from trueup_lab.data.corruptions import check, corrupt, corruptions, severities
+from trueup_lab.data.corruptions import check, corrupt, corruption_names, severities
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.root import MissingDataError
 
@@ -84,8 +84,8 @@ def time_family(family: str, options: argparse.Namespace) -> list[dict[str, obje
         for kind, microseconds in forward.items():
             print(f"{family}: a ResNet-50's forward pass in {kind}: {microseconds:.1f} us an image")
     rows = []
-    for name in options.only or corruptions(family):
-        if name not in corruptions(family):
+    for name in options.only or corruption_names(family):
+        if name not in corruption_names(family):
             continue
         for severity in severities(family, name) or (None,):
             if options.severity and severity not in (None, *options.severity):

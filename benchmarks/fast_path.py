@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup_lab.data import cifar10
-from trueup_lab.data.corruptions import corrupt, corruptions
+from trueup_lab.data.corruptions import corrupt, corruption_names
 from trueup_lab.data.imagenet import ImageFolder
 from trueup_lab.data.images import IMAGENET, Images
 from trueup_lab.models import load_public
@@ -51,7 +51,7 @@ def main() -> None:
     exact, fast = (_corrected(model, seen, trueup.Correction(lambda1, lambda2, method=m), batch, asked.device)
                    for m in ("sort", "histogram"))  # fmt: skip
     done = {(r["network"], r["corruption"], int(r["severity"]), int(r["images"])) for r in _read(asked.out)}
-    for corruption in asked.corruption or corruptions(family):
+    for corruption in asked.corruption or corruption_names(family):
         for severity in range(1, 6):
             if (asked.network, corruption, severity, count) in done:
                 continue

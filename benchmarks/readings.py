@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup_lab.data import cifar10
-from trueup_lab.data.corruptions import corrupt, corruptions
+from trueup_lab.data.corruptions import corrupt, corruption_names
 from trueup_lab.data.imagenet import ImageFolder
 from trueup_lab.data.images import IMAGENET, Images
 from trueup_lab.models import load_public
@@ -61,7 +61,7 @@ def main() -> None:
     calibrate = asked.calibrate or (3000 if small else 500)
 
     done = _read(asked.out)
-    names = corruptions("cifar10-c") if small else EIGHT
+    names = corruption_names("cifar10-c") if small else EIGHT
     cases = [("clean", 0, clean), *((name, severity, count) for name in names for severity in SEVERITIES)]
     chosen = {name: rule for name, rule in methods(asked.network).items() if name in (asked.method or [name])}
     model, seen, test = (_cifar if small else _imagenet)(asked.data, calibrate, max(clean, count))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from trueup_lab.cli import add_commands
 from trueup_lab.data import download
-from trueup_lab.data.corrupted.manifest import Made, Manifest
+from trueup_lab.data.corrupted_sets.manifest import Made, Manifest
 from trueup_lab.data.download import REMOTES, DownloadError, Remote, fetch, get, unpack
 
 

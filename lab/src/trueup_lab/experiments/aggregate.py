@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from trueup_lab.data.corruptions import corruptions
+from trueup_lab.data.corruptions import corruption_names
 from trueup_lab.evaluation import EvaluationRow
 from trueup_lab.evaluation.metrics import mean_corruption_error
 from trueup_lab.evaluation.sets import CLEAN, FAMILIES
@@ -93,7 +93,7 @@ def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
     """The test sets of each row of a table, as (corruption, severity), and how much each weighs."""
     family = FAMILIES[experiment.set]
     counted = experiment.over or experiment.only
-    names = [n for n in corruptions(family) if n != CLEAN and (not counted or n in counted)]
+    names = [n for n in corruption_names(family) if n != CLEAN and (not counted or n in counted)]
     if experiment.rows == "severity":
         per = {str(severity): {(name, severity): 1.0 for name in names} for severity in experiment.severities}
         return {"0": {(CLEAN, 0): 1.0}, **per}

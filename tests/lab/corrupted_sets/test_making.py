@@ -13,11 +13,11 @@ import typer
 from typer.testing import CliRunner
 
 from trueup_lab.cli import add_commands
-from trueup_lab.data.corrupted import load
-from trueup_lab.data.corrupted.writer import make
+from trueup_lab.data.corrupted_sets import load
+from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import GENERATOR, corrupt
 
-MODULE = "trueup_lab.data.corrupted.writer"
+MODULE = "trueup_lab.data.corrupted_sets.writer"
 SOME = ["brightness", "contrast"]
 
 
