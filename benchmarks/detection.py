@@ -2,7 +2,7 @@
 
     python benchmarks/detection.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0
 
-For every test set: the separation of its images from the clean test images by `Shift.image` (50 is chance, 100 is
+For every test set: the separation of its images from the clean test images by `Shift.image_rank` (50 is chance, 100 is
 perfect), and the share of them beyond the 1 % level, `found`; on the clean set itself that should be 1 %. All from one
 forward pass, of the uncorrected model. Rows are appended to a CSV as they come, and none is made twice.
 """
@@ -94,7 +94,7 @@ def _detect(subject: Subject, benchmark: Benchmark, asked: argparse.Namespace) -
         parts = torch.arange(len(test.labels)).split(asked.batch)
         return torch.cat(
             [
-                trueup.measure(model, targets, subject.normalisation(test.take(part)), select=_is_norm).image
+                trueup.measure(model, targets, subject.normalisation(test.take(part)), select=_is_norm).image_rank
                 for part in parts
             ]
         )
@@ -110,7 +110,7 @@ def _detect(subject: Subject, benchmark: Benchmark, asked: argparse.Namespace) -
 
 
 def _is_norm(site: trueup.Site) -> bool:
-    """Select norms, of which `Shift.image` is made; distances after activations would take most of the time."""
+    """Select norms, of which `Shift.image_rank` is made; distances after activations would take most of the time."""
     return site.kind == "norm"
 
 

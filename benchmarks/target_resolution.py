@@ -56,10 +56,10 @@ def main() -> None:
     for resolution in RESOLUTIONS:
         targets = calibrated(resolution)
         errors, stated = [], []
-        for name, site in full.items():
-            stored = targets[name].order_statistics(len(site.target))
+        for name, site in full.activations.items():
+            stored = targets.activations[name].order_statistics(len(site.target))
             errors.append(functional.wasserstein(site.target[None], stored).item() / site.target.mean().item())
-            stated.append(targets[name].compression_error / site.target.mean().item())
+            stated.append(targets.activations[name].compression_error / site.target.mean().item())
         with tempfile.TemporaryDirectory() as folder:
             targets.save(Path(folder, "targets"))
             size = Path(folder, "targets").stat().st_size

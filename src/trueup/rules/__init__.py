@@ -1,4 +1,4 @@
-"""Rules as small frozen values: `Evidence`, ours, and `Correction`, the paper's, each with every constant of its own."""
+"""Rules as small frozen values with all their constants: `Evidence`, ours, and `Correction`, the paper's."""
 
 from trueup.rules.correction import Correction, Location, Method
 from trueup.rules.evidence import Evidence

@@ -7,8 +7,8 @@ import torch
 from corrupted.conftest import small_root  # noqa: F401  # a data root with a few images in each set
 
 from trueup_lab.data import cifar10
-from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corrupted_sets.manifest import Manifest
+from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.root import MissingDataError

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from trueup.cli import app
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.models import read_models, read_record
 from trueup_lab.training.accuracy import accuracy
@@ -90,12 +88,11 @@ def test_the_same_seed_twice_and_other_recipes_are_refused(runs, tiny, tmp_path)
         gather([*runs, tmp_path / "other"])
 
 
-def test_the_command_writes_what_it_is_asked_for_and_says_what(runs, tmp_path):
-    call = ["export", *map(str, runs), "--models", str(tmp_path / "m"), "--table", str(tmp_path / "t.csv")]
-    result = CliRunner().invoke(app, call)
+def test_the_command_writes_what_it_is_asked_for_and_says_what(call, runs, tmp_path):
+    result = call("export", *runs, "--models", tmp_path / "m", "--table", tmp_path / "t.csv")
     assert result.exit_code == 0, result.output
     assert "resnet20-gn-digits.safetensors  1.6" in result.output
     assert len(rows_of(tmp_path / "t.csv")) == 3
-    missing = CliRunner().invoke(app, ["export", str(tmp_path / "nowhere")])
+    missing = call("export", tmp_path / "nowhere")
     assert missing.exit_code == 2
     assert "no training run at" in missing.output

@@ -50,9 +50,8 @@ def train(
     ImageNet trains one ResNet-50 (the first seed), on as many processes as torchrun starts.
     """
     # Here and not above: other commands should not wait for what only training needs.
-    from trueup_lab.models.architectures import find_architecture
-
     from trueup_lab.data.sets import SETS
+    from trueup_lab.models.architectures import find_architecture
     from trueup_lab.training.engine import default_engine
     from trueup_lab.training.recipes import recipe_for, shortened
     from trueup_lab.training.run import Choices, Progress

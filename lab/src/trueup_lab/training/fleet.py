@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from trueup_lab.training.optimiser import make_optimiser
 
 from trueup_lab.data.images import Images, Normalisation
 from trueup_lab.models.weights import COUNTER, weights_of
 from trueup_lab.training.augment import Draws, Mixing, crop_and_mirror, draw_epoch, draw_mixing, mix
 from trueup_lab.training.engine import Engine
+from trueup_lab.training.optimiser import make_optimiser
 from trueup_lab.training.recipes import Recipe, learning_rate
 
 Loss = Callable[..., tuple[Tensor, Tensor]]

@@ -1,0 +1,20 @@
+"""The command line as a user calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from trueup_lab.cli import add_commands
+
+
+@pytest.fixture(scope="session")
+def call() -> Callable[..., Result]:
+    """Call a subcommand of the laboratory: `call("evaluate", "resnet20-bn-digits", "--out", path)`."""
+    app = typer.Typer(name="trueup", pretty_exceptions_enable=False)
+    add_commands(app)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
