@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,8 +48,8 @@ def choose(
         rule = trueup.choose(model, targets, unseen_clean_loader, max_changed=0.01)
         robust = trueup.correct(model, targets, rule)
 
-    The settings are `rule` (or `Evidence()`) with strength and base multiplied by one of `DOSES`, or by 0, which changes
-    nothing. No labels are needed. Each image goes through the model once per setting.
+    The settings are `rule` (or `Evidence()`) with strength and base multiplied by one of `DOSES`, or by 0, which
+    changes nothing. No labels are needed. Each image goes through the model once per setting.
 
     If new images are drawn like these, the expected share of changed answers among them is at most `max_changed`, for
     any model: conformal risk control (Angelopoulos et al., 2024). The images must be new both to the model (a model is
@@ -85,7 +85,9 @@ def choose(
     return settings[doses_within(differs, max_changed)]
 
 
-def _changed(networks: list[nn.Module], batches: Iterable[Tensor], answer: Callable[[Any], Tensor]) -> Tensor | None:
+def _changed(
+    networks: Sequence[nn.Module], batches: Iterable[Tensor], answer: Callable[[Any], Tensor]
+) -> Tensor | None:
     """Share of each image's answer that differs from the first network's `(others, images)`; None without images."""
     parts = []
     for number, images in enumerate(batches):

@@ -62,8 +62,8 @@ def correct(
     The module shares the model's weights, adds no parameters, and is in evaluation mode; the model is not touched. Each
     image is corrected on its own.
 
-    rule: `Evidence` moves each channel after a norm in proportion to the evidence that it has shifted; `Correction`, the
-        paper's, moves the activations after every activation function towards their clean distribution. Without a
+    rule: `Evidence` moves each channel after a norm in proportion to the evidence that it has shifted; `Correction`,
+        the paper's, moves the activations after every activation function towards their clean distribution. Without a
         rule it is `Evidence()`; for a model without norms to correct, `Correction()`, with a warning.
     select: correct only the sites for which this predicate is true.
     activations, leaves: as they were given to `calibrate`.

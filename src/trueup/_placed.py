@@ -158,4 +158,3 @@ def _resolved(a: Tensor, norm: nn.Module | None) -> tuple[Tensor, BatchNorm | No
         return a, None
     found = batch_norm_of(norm)
     return (norm(a), None) if found is None else (a, found)
-

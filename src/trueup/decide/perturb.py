@@ -67,14 +67,14 @@ def speckle(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
     return x + level * 0.6 * draw.normal(*x.shape[1:]) * (x - scale.low)
 
 
-def smooth(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
+def smooth(x: Tensor, draw: Draw, _scale: Scale, level: float) -> Tensor:
     """Average with random positive weights over a window of random size."""
     side = max(3, 2 * round(level * 0.018 * min(x.shape[2:]) + level) + 1)
     weights = draw.normal(side * side).mul(1.5).softmax(dim=1)
     return _filtered(x, weights.view(-1, side, side))
 
 
-def sharpen(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
+def sharpen(x: Tensor, draw: Draw, _scale: Scale, level: float) -> Tensor:
     """Convolve with the identity plus a random 3 x 3 filter of zero sum."""
     weights = draw.normal(9)
     weights = level * 0.35 * (weights - weights.mean(dim=1, keepdim=True))
@@ -127,7 +127,7 @@ PERTURBATIONS: dict[str, Perturbation] = {
 def perturb(images: Tensor, name: str, scale: Scale, *, numbers: Tensor, level: float = 1.0, seed: int = 0) -> Tensor:
     """Apply one perturbation to `images` `(batch, channels, height, width)` and clip to the range of clean images."""
     wide = images.float()
-    out = PERTURBATIONS[name](wide, Draw(numbers, seed, images.device), scale, level)
+    out: Tensor = PERTURBATIONS[name](wide, Draw(numbers, seed, images.device), scale, level)
     return out.clamp(scale.low, scale.high).to(images.dtype)
 
 

@@ -217,7 +217,8 @@ def as_rows(a: Tensor) -> Tensor:
 def _check_activations(caller: str, a: Tensor) -> None:
     if a.dim() == 0 or not a.is_floating_point():
         raise TypeError(
-            f"{caller}: expected floating-point activations of shape (batch, ...), got {a.dtype} of shape {tuple(a.shape)}"
+            f"{caller}: expected floating-point activations of shape (batch, ...), got {a.dtype} of shape "
+            f"{tuple(a.shape)}"
         )
 
 

@@ -43,6 +43,6 @@ ACTIVATION_FUNCTIONS = {function for known in KNOWN_ACTIVATIONS for function in 
 
 
 def declared_kind(module: nn.Module) -> Kind | None:
-    """Kind of site that a module's class declares: `trueup_site = True` for an activation, or `trueup_site = "norm"`."""
+    """Kind of site that a module's class declares: `trueup_site = True` for an activation, "norm" for a norm."""
     declared = getattr(type(module), "trueup_site", False)
     return "activation" if declared is True else "norm" if declared == "norm" else None

@@ -33,7 +33,7 @@ class Reading(NamedTuple):
 
 
 class Instrumented(nn.Module):
-    """A module like the traced model, in which the value at each site passes through `place(site)`, if that is not None.
+    """A module like the traced model; the value at each site passes through `place(site)`, if that is not None.
 
     It shares the model's tensors but not its module objects, so neither can change the other's mode or structure, and
     has the model's `state_dict`, name by name. It starts in evaluation mode; in training mode it does what the model

@@ -58,7 +58,7 @@ class Trace(NamedTuple):
         """Copy of the graph, to be rewired, and its places."""
         graph = fx.Graph(tracer_cls=self.graph._tracer_cls)
         nodes: dict[fx.Node, fx.Node] = {}
-        output = graph.graph_copy(self.graph, nodes, return_output_node=True)
+        output: Any = graph.graph_copy(self.graph, nodes, return_output_node=True)
         if output is not None:
             graph.output(output[0])
         graph._codegen = self.graph._codegen

@@ -41,17 +41,17 @@ class Evidence:
         `strength` of the statistic's variance on clean images. 0 ignores evidence, 1 moves every statistic fully.
     base: how much is moved without evidence, by mixing the image's statistics with the clean ones as batch norm mixing
         does (N = 1 / base - 1).
-    least: gate value of an image that looks clean. Evidence and base are multiplied by least + (1 - least) g. With 0, an
-        image with p >= 20 α comes out as from the model itself (on a GPU, up to the rounding of fused batch norms).
+    least: gate value of an image that looks clean. Evidence and base are multiplied by least + (1 - least) g. With 0,
+        an image with p >= 20 α comes out as from the model itself (on a GPU, up to the rounding of fused batch norms).
     bands: split maps into local 3 x 3 means and the rest, each with its own deviation: noise raises only the second,
         blur lowers only the second. Maps smaller than 8 pixels, and tokens, always have one deviation.
     depth: first share of the model's norms that is corrected. Early norms carry how the picture was taken, late ones
         what is in it.
 
     The remaining fields are constants that ablations vary: `counts`, the weights of the evidence of a mean, of a low
-    band's (or a whole map's) deviation and of a high band's; `ramp`, the 20 above; `before_gate`, the gate value at norms that come
-    before the gate has read (at least `least`, and 0 if that is 0); `floor`, the share of a channel's mean clean
-    variance below which variances are not distinguished.
+    band's (or a whole map's) deviation and of a high band's; `ramp`, the 20 above; `before_gate`, the gate value at
+    norms that come before the gate has read (at least `least`, and 0 if that is 0); `floor`, the share of a channel's
+    mean clean variance below which variances are not distinguished.
 
     The mathematics is in `trueup.functional.evidence` and `trueup.functional.gate`.
 

@@ -50,5 +50,6 @@ def _read(name: str, value: str, kind: type) -> Any:
             return tuple(float(part) for part in value.split("/"))
         return kind(value)
     except (KeyError, ValueError):
-        wanted = {bool: "True or False", tuple: "numbers joined by slashes, such as 0.25/0.5/1.0"}.get(kind, "a number")
+        words: dict[object, str] = {bool: "True or False", tuple: "numbers joined by slashes, such as 0.25/0.5/1.0"}
+        wanted = words.get(kind, "a number")
         raise ValueError(f"{name}={value!r}: expected {wanted}") from None
