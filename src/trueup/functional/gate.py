@@ -74,7 +74,7 @@ def gate_values(p: Tensor, budget: float, ramp: float) -> Tensor:
 
 
 def features(moments: Tensor, floor: Tensor) -> Tensor:
-    """Features `(batch, 2 or 4 times channels)` that the gate reads from `evidence.moments` `(batch, 2 or 5, channels)`.
+    """Features for the gate `(batch, 2 or 4 times channels)`, from `evidence.moments` `(batch, 2 or 5, channels)`.
 
     Without bands: the mean and the log-deviation. With bands: the mean, the log-deviation of each band, and how evenly
     the high band is spread, as the logarithm of its mean absolute value over its deviation: noise is everywhere, detail

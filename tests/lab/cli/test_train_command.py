@@ -27,7 +27,7 @@ def test_it_trains_the_seeds_it_is_given_and_says_how_it_goes(train, few_digits,
     result = train("--set", "digits", "--seeds", "0,2", "--epochs", 2, "--batch", 8, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "epoch 2/2  loss" in result.output
-    assert "ms a model and step" in result.output
+    assert "ms per model and step" in result.output
     assert "trained 2 models" in result.output
     assert (tmp_path / "digits-bn" / "record.json").exists()
 
@@ -36,7 +36,7 @@ def test_a_time_limit_ends_well_and_the_same_command_goes_on(train, few_digits, 
     arguments = ("--set", "digits", "--norm", "gn", "--epochs", 2, "--batch", 8, "--out", tmp_path)
     stopped = train(*arguments, "--time-limit", 0.01)
     assert stopped.exit_code == 0
-    assert "the same command goes on" in stopped.output
+    assert "the same command continues" in stopped.output
     assert "epoch 2/2" in train(*arguments).output
 
 
@@ -48,7 +48,7 @@ def test_a_time_limit_ends_well_and_the_same_command_goes_on(train, few_digits, 
         (("--set", "cifar10", "--architecture", "vit", "--norm", "bn"), "unknown norm 'bn'; known: ln"),
         (("--set", "mnist", "--architecture", "vit"), "no recipe for 'vit' on 'mnist'"),
         (("--set", "mnist", "--architecture", "alexnet"), "unknown architecture 'alexnet'; known: resnet20, vgg"),
-        (("--set", "digits", "--seeds", "a-b"), "wanted seeds as in 0-9"),
+        (("--set", "digits", "--seeds", "a-b"), "expected seeds such as 0-9"),
         (("--set", "mnist", "--data", "nowhere"), "trueup data get mnist"),
     ],
 )

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from trueup_lab.training.describe import duration
+from trueup_lab.durations import duration
 
 if TYPE_CHECKING:
     from trueup_lab.evaluation import EvaluationProgress

@@ -6,7 +6,7 @@ from trueup_lab.models.efficientnet_lite import EfficientNetLite0
 from trueup_lab.models.espnet import ESPNet
 from trueup_lab.models.files import Record, read_models, read_record, save_models
 from trueup_lab.models.mobilenet_v2 import MobileNetV2
-from trueup_lab.models.norms import NORMS, TLU, FilterResponseNorm, Norm
+from trueup_lab.models.norms import NORMS, TLU, FilterResponseNorm, NormName
 from trueup_lab.models.public import load_public
 from trueup_lab.models.resnet20 import ResNet20
 from trueup_lab.models.resnet50 import ResNet50
@@ -24,7 +24,7 @@ __all__ = [
     "EfficientNetLite0",
     "FilterResponseNorm",
     "MobileNetV2",
-    "Norm",
+    "NormName",
     "Record",
     "ResNet20",
     "ResNet50",

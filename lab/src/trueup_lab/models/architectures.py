@@ -10,7 +10,7 @@ from torch import nn
 
 from trueup_lab.models.convnext import ConvNeXt
 from trueup_lab.models.mobilenet_v2 import MobileNetV2
-from trueup_lab.models.norms import NORMS, Norm
+from trueup_lab.models.norms import NORMS, NormName
 from trueup_lab.models.resnet20 import ResNet20, Shortcut
 from trueup_lab.models.vgg import VGG
 from trueup_lab.models.vit import ViT
@@ -41,7 +41,7 @@ class Architecture:
 
 def _resnet20(variant: Variant) -> nn.Module:
     return ResNet20(
-        cast(Norm, variant.norm),  # refused there if it is none
+        cast(NormName, variant.norm),  # refused there if it is none
         channels=variant.channels,
         classes=variant.classes,
         shortcut=variant.shortcut,

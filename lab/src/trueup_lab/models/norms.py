@@ -15,8 +15,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-Norm = Literal["bn", "gn", "frn", "frn-relu"]
-NORMS: tuple[Norm, ...] = get_args(Norm)
+NormName = Literal["bn", "gn", "frn", "frn-relu"]
+NORMS: tuple[NormName, ...] = get_args(NormName)
 
 
 class FilterResponseNorm(nn.Module):
@@ -72,7 +72,7 @@ class TLU(nn.Module):
         return f"{self.channels}"
 
 
-def norm_layer(norm: Norm, channels: int, *, groups: int, eps: float | None = None) -> nn.Module:
+def norm_layer(norm: NormName, channels: int, *, groups: int, eps: float | None = None) -> nn.Module:
     """The normalisation called `norm` for `channels`; `groups` is for group norm, `eps` None for its default.
 
     >>> norm_layer("frn", 16, groups=8)
@@ -86,7 +86,7 @@ def norm_layer(norm: Norm, channels: int, *, groups: int, eps: float | None = No
     return FilterResponseNorm(channels, eps=1e-6 if eps is None else eps)
 
 
-def has_threshold(norm: Norm) -> bool:
+def has_threshold(norm: NormName) -> bool:
     """Whether the activation that follows `norm` is the thresholded unit and not ReLU.
 
     >>> has_threshold("frn"), has_threshold("frn-relu")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup_lab.models.initialise import initialise
-from trueup_lab.models.norms import TLU, Norm, has_threshold, norm_layer
+from trueup_lab.models.norms import TLU, NormName, has_threshold, norm_layer
 
 Shortcut = Literal["projection", "pad"]
 GROUPS = 8
@@ -25,7 +25,7 @@ class ResNet20(nn.Module):
 
     def __init__(
         self,
-        norm: Norm = "bn",
+        norm: NormName = "bn",
         *,
         channels: int = 3,
         classes: int = 10,
@@ -54,7 +54,7 @@ class ResNet20(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut round them, each with its activation."""
 
-    def __init__(self, width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcut, groups: int) -> None:
+    def __init__(self, width_in: int, width: int, stride: int, norm: NormName, shortcut: Shortcut, groups: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
         self.bn1 = norm_layer(norm, width, groups=groups)
@@ -91,7 +91,7 @@ class PadShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
 
-def _stage(width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcut, groups: int) -> nn.Sequential:
+def _stage(width_in: int, width: int, stride: int, norm: NormName, shortcut: Shortcut, groups: int) -> nn.Sequential:
     return nn.Sequential(
         BasicBlock(width_in, width, stride, norm, shortcut, groups),
         BasicBlock(width, width, 1, norm, shortcut, groups),
@@ -99,5 +99,5 @@ def _stage(width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcu
     )
 
 
-def _activation(norm: Norm, channels: int) -> Callable[[Tensor], Tensor]:
+def _activation(norm: NormName, channels: int) -> Callable[[Tensor], Tensor]:
     return TLU(channels) if has_threshold(norm) else F.relu

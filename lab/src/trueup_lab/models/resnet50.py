@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup_lab.models.initialise import initialise
-from trueup_lab.models.norms import TLU, Norm, has_threshold, norm_layer
+from trueup_lab.models.norms import TLU, NormName, has_threshold, norm_layer
 
 StrideOn = Literal["3x3", "1x1"]
 GROUPS = 32
@@ -24,7 +24,7 @@ class ResNet50(nn.Module):
 
     def __init__(
         self,
-        norm: Norm = "bn",
+        norm: NormName = "bn",
         *,
         classes: int = 1000,
         stride_on: StrideOn = "3x3",
@@ -70,7 +70,7 @@ class Bottleneck(nn.Module):
         width_in: int,
         width: int,
         stride: int,
-        norm: Norm,
+        norm: NormName,
         stride_on: StrideOn,
         groups: int,
         eps: float | None,
