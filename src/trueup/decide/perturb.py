@@ -127,7 +127,7 @@ PERTURBATIONS: dict[str, Perturbation] = {
 def perturb(images: Tensor, name: str, scale: Scale, *, numbers: Tensor, level: float = 1.0, seed: int = 0) -> Tensor:
     """Apply one perturbation to `images` `(batch, channels, height, width)` and clip to the range of clean images."""
     wide = images.float()
-    out: Tensor = PERTURBATIONS[name](wide, Draw(numbers, seed, images.device), scale, level)
+    out = PERTURBATIONS[name](wide, Draw(numbers, seed, images.device), scale, level)
     return out.clamp(scale.low, scale.high).to(images.dtype)
 
 
@@ -135,7 +135,8 @@ def _radius(height: int, width: int, *, device: torch.device) -> Tensor:
     """Spatial frequency of each coefficient of `rfft2`, at least one period per image."""
     rows = torch.fft.fftfreq(height, device=device)[:, None] * height
     columns = torch.fft.rfftfreq(width, device=device)[None, :] * width
-    return (rows.square() + columns.square()).sqrt().clamp(min=1.0)
+    radius: Tensor = (rows.square() + columns.square()).sqrt().clamp(min=1.0)
+    return radius
 
 
 def _standardised(field: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def gather(runs: Iterable[Path]) -> list[Trained]:
         there = found[record.name]
         if twice := there.weights.keys() & weights.keys():
             raise ValueError(
-                f"seeds {sorted(twice)} of {record.name} are in {run} and in another of these runs; give only one of the two"
+                f"seeds {sorted(twice)} of {record.name} are in {run} and in another run; give only one of them"
             )
         if there.record.training["recipe"] != record.training["recipe"]:
             raise ValueError(

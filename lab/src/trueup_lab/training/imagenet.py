@@ -29,12 +29,12 @@ from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import IMAGENET
 from trueup_lab.data.root import data_root
 from trueup_lab.devices import device_name
+from trueup_lab.durations import duration
 from trueup_lab.models.norms import NormName
 from trueup_lab.models.resnet50 import GROUPS, ResNet50
 from trueup_lab.models.weights import weights_of
 from trueup_lab.processes import own_device, together
 from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from trueup_lab.durations import duration
 from trueup_lab.training.recipes import Recipe, learning_rate
 
 
@@ -71,7 +71,7 @@ def train_imagenet(
         recipe, root = choices.recipe, data_root(data) / "imagenet"
         if recipe.batch % world:
             raise ValueError(
-                f"a batch of {recipe.batch} images cannot be shared equally by {world} processes; choose a multiple of {world}"
+                f"a batch of {recipe.batch} cannot be shared equally by {world} processes; choose a multiple of {world}"
             )
         train = ImageFolder(root / "train", Crop(choices.size, random=True), seed=choices.seed)
         test = ImageFolder(root / "val", Crop(choices.size, round(choices.size * 256 / 224)))

@@ -23,6 +23,7 @@ from trueup.atomic import write_atomically
 from trueup_lab.data.images import Images
 from trueup_lab.data.sets import SETS
 from trueup_lab.devices import device_name
+from trueup_lab.durations import duration
 from trueup_lab.models.architectures import check_variant
 from trueup_lab.models.files import Record, shipped
 from trueup_lab.models.resnet20 import GROUPS, Shortcut
@@ -30,7 +31,6 @@ from trueup_lab.models.weights import load_weights
 from trueup_lab.tables import write_table
 from trueup_lab.training.accuracy import accuracy
 from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from trueup_lab.durations import duration
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.fleet import Fleet
 from trueup_lab.training.recipes import Recipe
@@ -185,7 +185,7 @@ def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str
     choices = _choices(facts["choices"])
     if facts["epoch"] != choices.recipe.epochs:
         raise ValueError(
-            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; the same train command continues it"
+            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; the same train command goes on"
         )
     record = json.loads((out / RECORD).read_text())
     if untested := [seed for seed in choices.seeds if str(seed) not in record["test_accuracy"]]:
