@@ -1,4 +1,4 @@
-"""Source models: ResNets with batch, group or filter response norm, six other architectures, their checkpoints."""
+"""Source models: ResNets with batch, group or filter response norm, other architectures, and their files."""
 
 from trueup_lab.models.architectures import ARCHITECTURES
 from trueup_lab.models.convnext import ConvNeXt
