@@ -67,10 +67,10 @@ class ChoosingRow:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure all settings on the given models, and print them."""
     parser = options(__doc__, "results/choosing.csv")
-    parser.add_argument("--images", type=int, default=1000, help="of each corrupted set")
-    parser.add_argument("--clean", type=int, help="clean images; all if not given")
+    parser.add_argument("--images", type=int, default=1000, help="images per corrupted set")
+    parser.add_argument("--clean", type=int, help="clean test images (default: all)")
     asked = parser.parse_args()
     start_table(asked.out, ChoosingRow)
     for path in asked.models:

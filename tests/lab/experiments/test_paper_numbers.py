@@ -102,5 +102,5 @@ def test_tables_and_figures_are_listed_in_full():
     names = [e.name for e in EXPERIMENTS]
     papers = [*(f"table{k}" for k in range(1, 7)), *(f"figure{k}" for k in range(1, 9))]
     assert names == [*papers, "rivals", "beyond-cifar10", "beyond-mnist", "beyond-imagenet"]
-    with pytest.raises(ValueError, match="there is no 'table9'; there are table1"):
+    with pytest.raises(ValueError, match="unknown experiment 'table9'; known: table1"):
         experiment("table9")

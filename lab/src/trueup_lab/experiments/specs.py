@@ -1,4 +1,4 @@
-"""Every table and figure of the paper, and one it does not have, as data. `run` and `report` know the rest."""
+"""The experiments as data: every table and figure of the paper, and our own comparisons."""
 
 from __future__ import annotations
 
@@ -21,57 +21,61 @@ from trueup_lab.evaluation import (
 from trueup_lab.evaluation.alexnet import ERRORS
 
 NORMS = ("bn", "frn", "gn")
-PUBLIC = "public"  # in the place of a norm: a published model with batch norm
+PUBLIC = "public"  # used instead of a norm for a published model with batch norm
 PAPERS: dict[str, dict[str, Correct]] = {
-    "mnist": {"bn": Correct(0.75, 0.25, 2), "frn": Correct(0.25, 0.5, 1), "gn": Correct(0.5, 0.5, 1)},  # its Table 4
+    "mnist": {
+        "bn": Correct(0.75, 0.25, 2),
+        "frn": Correct(0.25, 0.5, 1),
+        "gn": Correct(0.5, 0.5, 1),
+    },  # the paper's Table 4
     "cifar10": dict.fromkeys(NORMS, Correct(1.0, 0.2, 1)),
     "imagenet": dict.fromkeys(NORMS, Correct(0.5, 0.5, 1)),
 }
 """The paper's settings by set and norm."""
 
 ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
-"""The pairs (lambda1, lambda2) of its Figure 3."""
+"""The pairs (lambda1, lambda2) of the paper's Figure 3."""
 
 RULES = (
     Realign(),
     Realign(least=0.0),
     Realign(budget=1.0, strength=0.002, base=0.045),
 )
-"""The settings of our own rule that are reported: the default, without images that look usual, without a gate."""
+"""The reported settings of our rule: the default, leaving usual images alone, and without a gate."""
 
 MIXING = (Mixed(4), Mixed(8), Mixed(16))
-"""The settings of BN mixing that are reported: from the strongest to one that costs nothing on clean images."""
+"""The reported settings of BN mixing, from the strongest to one that costs nothing on clean images."""
 
 FEW = 100
-"""Images a set where a method has to see them one at a time."""
+"""Images per set for methods that learn, in the stream of single images."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, or a curve: one norm and method. `seeds` None is all models there are."""
+    """A column of a table, or a curve: one norm and method. `seeds` None means all models."""
 
     label: str
     set: str
     norm: str
     method: Method
-    stream: Stream | None = None  # None for the methods that do not depend on it
+    stream: Stream | None = None  # None for methods that do not depend on it
     seeds: tuple[int, ...] | None = None
     images: int | None = None
-    beside: str = ""  # the paper's column to compare with, where it has another label
+    beside: str = ""  # label of the paper's column to compare with, if it differs
 
     @property
     def papers(self) -> str:
-        """The paper's column that this one stands beside."""
+        """Label of the paper's column to compare with."""
         return self.beside or self.label
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure. `rows` says what its rows are: corruptions, or severities, or iterations, or methods.
+    """A table or figure. `rows` is what its rows stand for: corruptions, severities, iterations, methods...
 
-    `severities` are those that a cell is the mean of, 0 being the clean set. `identity` is how often the clean set
-    counts in the average row, which the paper does not do in one way: Table 1 counts it twice, Table 2 not at all,
-    Table 5 once. `over` are the corruptions that averages are over, where these are not all that are measured.
+    A cell is the mean over `severities`, where 0 is the clean set. `identity` is the weight of the clean set in the
+    average row, which differs in the paper: Table 1 counts it twice, Table 2 not at all, Table 5 once. Averages are
+    over the corruptions `over`, if these are not all that are measured.
     """
 
     name: str
@@ -89,7 +93,7 @@ class Experiment:
 
 
 def _columns(set_name: str, norms: tuple[str, ...] = NORMS) -> tuple[Column, ...]:
-    """Uncorrected and corrected, for each norm, in both readings of the location."""
+    """Return the columns of each norm: uncorrected, and corrected with both readings of the location."""
     columns = []
     for norm in norms:
         keep = PAPERS[set_name][norm]
@@ -120,7 +124,7 @@ def _iterations() -> tuple[Column, ...]:
 
 
 def _rivals() -> tuple[Column, ...]:
-    """All methods and streams. The stateless ones, whose number is one for all streams, come first."""
+    """Return all methods and streams. Stateless methods, which have the same result in all streams, come first."""
     full = Correction(lambda1=0.5, lambda2=0.0, location="match")
     stateless: tuple[Method, ...] = (
         Uncorrected(),
@@ -150,7 +154,7 @@ def _rivals() -> tuple[Column, ...]:
 
 
 def _beyond(set_name: str, norms: tuple[str, ...]) -> tuple[Column, ...]:
-    """Single-image methods on all models of a set: our rule and what it has to beat."""
+    """Return single-image methods on all models of a set: our rule and its rivals."""
     columns = []
     for norm in norms:
         papers = PAPERS[set_name].get(norm, PAPERS[set_name]["bn"])
@@ -173,8 +177,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "cifar10",
         _columns("cifar10"),
         severities=(0, 1, 2, 3, 4, 5),
-        note="The paper's cells are means over six numbers, the clean set and five severities (the points of its "
-        "Figures 4 and 5 add up to them in no other way), and so are ours. Its average is over the corruptions.",
+        note="The paper's cells are means over six numbers, the clean set and five severities (no other combination of "
+        "the points in its Figures 4 and 5 gives them), and so are ours. Its average is over the corruptions.",
     ),
     Experiment(
         "table3",
@@ -182,8 +186,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "imagenet",
         _columns("imagenet"),
         mce=True,
-        note="The BN columns are of another ResNet-50 than the paper's (a published one, stride on the first 1 x 1), "
-        "on 500 validation images; it is calibrated on 500 others. The paper's mCE is over all 19 corruptions.",
+        note="The BN columns use a published ResNet-50, not the paper's (it has the stride on the first 1 x 1), on 500 "
+        "validation images, calibrated on 500 others. The paper's mCE is over all 19 corruptions.",
     ),
     Experiment("table4", "MNIST: step sizes and iterations", "mnist", rows="setting"),
     Experiment(
@@ -193,8 +197,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         _columns("cifar10"),
         severities=(5,),
         identity=1,
-        note="The paper's BN columns here are those of ten models of which one has failed (its clean accuracy of 83.52 "
-        "is nine models at 91.67 and one at 10), which its Table 2 and Figure 4 leave out: hence spreads of up to 24.",
+        note="In the paper's BN columns, one of ten models seems to have failed: a clean accuracy of 83.52 is nine "
+        "models at 91.67 and one at 10. Its Table 2 and Figure 4 leave that model out. This explains spreads of up to "
+        "24.",
     ),
     Experiment(
         "table6",
@@ -209,15 +214,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("figure2", "Activations of the first layer before and after", "mnist", rows="picture", norms=("bn",)),
     Experiment(
         "figure3",
-        "MNIST-C: accuracy over iterations, one model a norm",
+        "MNIST-C: accuracy over iterations, one model per norm",
         "mnist",
         _iterations(),
         rows="curve",
         identity=1,
         note="The paper does not say which sets its average is over; ours is over the 15 corruptions and the clean "
-        "set. Its points are no function of the effective step: with batch norm, one iteration at a step of 0.56 gives "
-        "78.6, two at 0.52 give 83.2, and the other norms show the same. What the paper ran does something from the "
-        "second iteration on that it does not do in the first, and that neither of our readings does.",
+        "set. Its points are not a function of the effective step: with batch norm, one iteration at a step of 0.56 "
+        "gives 78.6, but two at 0.52 give 83.2. The other norms show the same. So the paper's program does something "
+        "from the second iteration on that it does not do in the first, and that neither of our readings does.",
     ),
     Experiment("figure4", "CIFAR-10-C: accuracy over severity", "cifar10", _columns("cifar10"), rows="severity"),
     Experiment(
@@ -248,9 +253,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "cifar10",
         _rivals(),
         rows="stream",
-        note=f"Not in the paper. Three models a norm, batches of 200. One image at a time is costly for methods that "
-        f"learn, so there it is {FEW} images a set at severity 5. Stateless methods have one number for all streams. "
-        "Where a set has no more images than a batch, sorting makes no difference, and TENT answers before it learns.",
+        note=f"Not in the paper. Three models per norm, batches of 200. Single images are costly for methods that "
+        f"learn, so the single stream has {FEW} images per set, at severity 5. Stateless methods have the same result "
+        "in all streams. If a set fits into one batch, sorting makes no difference, and TENT answers before it learns.",
     ),
     Experiment(
         "beyond-cifar10",
@@ -268,7 +273,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "mnist",
         _beyond("mnist", NORMS),
         rows="paired",
-        note="Not in the paper. Nothing was chosen on any of MNIST-C's corruptions.",
+        note="Not in the paper. No constant was chosen on MNIST-C.",
     ),
     Experiment(
         "beyond-imagenet",
@@ -284,8 +289,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment of that name."""
+    """Return the experiment of that name."""
     by_name = {e.name: e for e in EXPERIMENTS}
     if name not in by_name:
-        raise ValueError(f"there is no {name!r}; there are {', '.join(by_name)}")
+        raise ValueError(f"unknown experiment {name!r}; known: {', '.join(by_name)}")
     return by_name[name]
