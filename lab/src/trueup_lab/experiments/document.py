@@ -32,7 +32,8 @@ the same numbers of the paper.
 def report(results: Path, root: Path | None = None) -> str:
     """Return the whole document."""
     rows = {name: read_rows(rows_file(results, name)) for name in dict.fromkeys(e.set for e in EXPERIMENTS)}
-    parts = [HEAD, *(_section(e, rows[e.set], results, root) for e in EXPERIMENTS), _readings(rows), _times(results)]
+    sections = [_section(e, rows[e.set], results, root) for e in EXPERIMENTS if e.reported]
+    parts = [HEAD, *sections, _readings(rows), _times(results)]
     return "\n".join(part for part in parts if part)
 
 
@@ -292,7 +293,7 @@ def _times(results: Path) -> str:
         "## Milliseconds per image",
         "",
         "The paper reports 0.3 and 2 for MNIST (one GPU), and 0.1 and 12 for ImageNet (four GPUs). `trueup bench`",
-        "measured ours; see [performance](performance.md). The times in the rows of results are not comparable, because",
+        "measured ours; see [performance](performance.md). The times in the rows of results are not comparable:",
         "those runs may have shared their device.",
         "",
     ]
