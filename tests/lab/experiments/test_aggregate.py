@@ -175,7 +175,7 @@ def test_the_report_holds_ours_the_paper_s_and_the_difference(tmp_path):
     line = next(line for line in text.splitlines() if line.startswith("| fog"))
     assert "80.10 ± 0.14 / 84.14 (**-4.04**)" in line
     assert "82.00 ± 0.00 / 84.75 (**-2.75**)" in line
-    assert "bn, bn (c): 2 models, 10000 images a set. Corrupted images are generated" in text
+    assert "bn, bn (c): 2 models, 10000 images per set. Corrupted images are generated" in text
     assert "fog -4.0" in text
     assert "Missing models: resnet20-bn-cifar10, resnet20-frn-cifar10, resnet20-gn-cifar10." in text
     assert "## Which reading" in text

@@ -7,8 +7,8 @@ from statistics import fmean
 import pytest
 
 from trueup import Correction
-from trueup_lab.evaluation.metrics import mean_corruption_error
 from trueup_lab.evaluation.methods import METHODS
+from trueup_lab.evaluation.metrics import mean_corruption_error
 from trueup_lab.experiments import EXPERIMENTS, experiment, paper
 from trueup_lab.experiments.specs import PAPERS
 

@@ -173,7 +173,7 @@ def _beyond(set_name: str, norms: tuple[str, ...]) -> tuple[Column, ...]:
 def _bench(norms: tuple[str, ...]) -> tuple[Column, ...]:
     """Return every single-image method at its default settings, on one model per norm."""
     rivals: tuple[Method, ...] = (InstanceAware(), Intent(), ChannelQuantile(), Aqr(), Pea(), Views(), Memo())
-    methods = (Uncorrected(), PAPERS["cifar10"]["bn"], RULES[0], *MIXING, CORRECTED_MIXING, *rivals)
+    methods: tuple[Method, ...] = (Uncorrected(), PAPERS["cifar10"]["bn"], RULES[0], *MIXING, CORRECTED_MIXING, *rivals)
     return tuple(
         Column(f"{norm}, {method.name}", "cifar10", norm, method, seeds=(0,), images=BENCH_IMAGES)
         for norm in norms
