@@ -88,4 +88,4 @@ def test_a_table_a_figure_and_the_report_from_a_few_images(call, tmp_path, data_
 def test_an_unknown_experiment_is_refused(call, tmp_path):
     run = call("reproduce", "table9", "--results", tmp_path)
     assert run.exit_code == 2
-    assert "there is no 'table9'" in run.output
+    assert "unknown experiment 'table9'" in run.output
