@@ -1,4 +1,4 @@
-"""How many predictions on clean images change when `trueup.choose` is asked for at most a given share.
+"""Measure how many predictions change on clean images under the rule that `trueup.choose` returns.
 
     python benchmarks/budget.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0
 
@@ -49,11 +49,11 @@ class BudgetRow:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure the given models, and print the rows."""
     parser = options(__doc__, "results/budget.csv")
-    parser.add_argument("--asked", type=float, nargs="+", default=[0.005, 0.01, 0.02], help="shares to be asked for")
-    parser.add_argument("--images", type=int, default=2000, help="to choose by")
-    parser.add_argument("--corrupted", type=int, default=500, help="of each corrupted set")
+    parser.add_argument("--asked", type=float, nargs="+", default=[0.005, 0.01, 0.02], help="values of max_changed")
+    parser.add_argument("--images", type=int, default=2000, help="clean images to choose by")
+    parser.add_argument("--corrupted", type=int, default=500, help="images per corrupted set")
     asked = parser.parse_args()
     start_table(asked.out, BudgetRow)
     for path in asked.models:
@@ -72,7 +72,9 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[BudgetRow]:
     order = torch.randperm(len(clean.labels), generator=torch.Generator().manual_seed(0))
     some, others = order[: asked.images], order[asked.images :]
     if not len(others):
-        raise SystemExit(f"there are {len(order)} test images; choose by fewer than that, --images")
+        raise SystemExit(
+            f"--images {asked.images}: there are {len(order)} test images, and some must be left to test on"
+        )
     few = Benchmark(subject.set, root=asked.data, images=asked.corrupted, device=asked.device)
     corrupted = [few.open(Case(name, severity)) for name in CHOSEN_ON for severity in range(1, 6)]
     tests = [(clean, others), *((case, torch.arange(len(case.labels))) for case in corrupted)]
@@ -93,7 +95,7 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[BudgetRow]:
             for source in ("test", "calibration"):
                 known = benchmark.calibration(len(some), batch=asked.batch)
                 seen = known if source == "calibration" else (clean.take(part) for part in some.split(asked.batch))
-                rule = trueup.choose(model, targets, (subject.normalisation(part) for part in seen), share)
+                rule = trueup.choose(model, targets, (subject.normalisation(part) for part in seen), max_changed=share)
                 said = answers(trueup.correct(model, targets, rule))
                 now, *after = right(said)
                 yield BudgetRow(

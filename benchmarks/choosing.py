@@ -4,17 +4,15 @@
 
 Each row holds one setting: accuracy on clean test images, the share of predictions on them that it changes, and mean
 accuracy over speckle noise, gaussian blur, spatter and saturate at five severities. The settings are the uncorrected
-model, BN mixing, the default of `Evidence`, variants that differ in one field, some without a gate, and the default
-with other constants that are not fields. All images are kept on the device. Rows are appended to a CSV file.
+model, BN mixing, the default of `Evidence`, variants that differ in one field, and some without a gate. All images are
+kept on the device. Rows are appended to a CSV file.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -40,14 +38,15 @@ METHODS: tuple[Method, ...] = (
     *(Realign(least=least) for least in (0.0, 0.1, 0.2)),
     Realign(bands=False),
 )
-CONSTANTS = {
-    "means count half": ("trueup.functional.evidence.COUNTS", (0.5, 0.5, 1.0)),
-    "low bands count 1": ("trueup.functional.evidence.COUNTS", (0.25, 1.0, 1.0)),
-    "all count 1": ("trueup.functional.evidence.COUNTS", (1.0, 1.0, 1.0)),
-    "all norms": ("trueup._correct.LAST", 0.0),
-    "but the last tenth": ("trueup._correct.LAST", 0.1),
+SETTINGS: dict[str, Method] = {
+    **{method.name: method for method in METHODS},
+    "evidence, means count half": Realign(counts=(0.5, 0.5, 1.0)),
+    "evidence, low bands count 1": Realign(counts=(0.25, 1.0, 1.0)),
+    "evidence, all count 1": Realign(counts=(1.0, 1.0, 1.0)),
+    "evidence, all norms": Realign(depth=1.0),
+    "evidence, but the last tenth": Realign(depth=0.9),
 }
-"""Constants that are not fields of the rule, by their name in rows."""
+"""The settings by their names in rows. The last five were named before they were fields of the rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +67,10 @@ class ChoosingRow:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure all settings on the given models, and print them."""
     parser = options(__doc__, "results/choosing.csv")
-    parser.add_argument("--images", type=int, default=1000, help="of each corrupted set")
-    parser.add_argument("--clean", type=int, help="clean images; all if not given")
+    parser.add_argument("--images", type=int, default=1000, help="images per corrupted set")
+    parser.add_argument("--clean", type=int, help="clean test images (default: all)")
     asked = parser.parse_args()
     start_table(asked.out, ChoosingRow)
     for path in asked.models:
@@ -104,11 +103,10 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[ChoosingRow
             return torch.cat([logits.argmax(1) for logits in parts])
 
     own = answers(Uncorrected())
-    for name, method, constant in settings():
+    for name, method in SETTINGS.items():
         if not subject.takes(method):
             continue
-        with constant:
-            said = answers(method)
+        said = answers(method)
         right = (said == labels).float()
         yield ChoosingRow(
             model=subject.name,
@@ -123,14 +121,6 @@ def rows_of(subject: Subject, asked: argparse.Namespace) -> Iterator[ChoosingRow
             torch=torch.__version__,
             device=asked.device,
         )
-
-
-def settings() -> Iterator[tuple[str, Method, AbstractContextManager[object]]]:
-    """Yield each setting: its name in rows, its method, and the context that sets its constants."""
-    for method in METHODS:
-        yield method.name, method, nullcontext()
-    for name, (constant, value) in CONSTANTS.items():
-        yield f"{Realign().name}, {name}", Realign(), mock.patch(constant, value)
 
 
 if __name__ == "__main__":

@@ -1,63 +1,68 @@
-"""How fast corrupted images are made: images per second of each corruption and severity.
+"""Measure how fast corrupted images are made: images per second, by corruption and severity.
 
     python benchmarks/corruptions.py --family cifar10-c --threads 2      # on the CPU
     python benchmarks/corruptions.py --device cuda                       # on a GPU, all three families
 
-On the CPU, ImageNet-C is timed beside `imagecorruptions-imaug` (one image at a time, as it works), and so is
-CIFAR-10-C, on the same small images. On a GPU, ImageNet-C is timed beside a ResNet-50's forward pass over the
-same batch, in TF32 and bfloat16, and the bytes are held against the CPU's. Images are made up; the time does not
-depend on what they show (except for spatter, a little). Times are the best of `--repeats`. Frost is left out where its
-textures are not under the data root (and that is said).
+On the CPU, ImageNet-C and CIFAR-10-C are compared with `imagecorruptions-imaug`, which takes one image at a time. On a
+GPU, ImageNet-C is compared with a ResNet-50's forward pass over the same batch, in TF32 and bfloat16, and the bytes are
+compared with the CPU's. Images are random: except for spatter, a little, the time does not depend on their content.
+Times are the best of `--repeats`. Frost is left out, with a message, if its textures are not under the data root.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from trueup_lab.data.corruptions import check, corrupt, corruptions, severities
+from trueup_lab.data.corruptions import check, corrupt, corruption_names, severities
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.root import MissingDataError
+from trueup_lab.tables import number, write_table
 
 HERE = Path(__file__).resolve().parent
 BATCH = {
     "cpu": {"mnist-c": 2000, "cifar10-c": 1000, "imagenet-c": 16},
     "cuda": {"mnist-c": 10000, "cifar10-c": 10000, "imagenet-c": 256},
 }
-COLUMNS = (
-    "family",
-    "corruption",
-    "severity",
-    "device",
-    "threads",
-    "batch",
-    "images_per_s",
-    "us_per_image",
-    "other",
-    "other_us_per_image",
-    "times_as_fast",
-    "same_as_cpu",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorruptionSpeedRow:
+    """One corruption and severity. `other` names the program it is compared with, if any."""
+
+    family: str
+    corruption: str
+    severity: int | None
+    device: str
+    threads: int
+    batch: int
+    images_per_s: float = number(".0f")
+    us_per_image: float = number(".2f")
+    other: str | None
+    other_us_per_image: float | None = number(".1f")
+    times_as_fast: float | None = number(".2f")
+    same_as_cpu: float | None = number(".6f")  # share of bytes
 
 
 def main() -> None:
+    """Time every family, print the times and write the CSV file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", action="append", choices=list(FAMILIES), help="may be repeated; all if not given")
+    parser.add_argument("--family", action="append", choices=list(FAMILIES), help="repeatable (default: all)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", action="append", help="a corruption; may be repeated")
-    parser.add_argument("--severity", type=int, action="append", help="may be repeated; all if not given")
-    parser.add_argument("--no-other", action="store_true", help="do not time anything beside")
+    parser.add_argument("--only", action="append", help="only this corruption; repeatable")
+    parser.add_argument("--severity", type=int, action="append", help="repeatable (default: all)")
+    parser.add_argument("--no-other", action="store_true", help="time only our corruptions")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -67,25 +72,22 @@ def main() -> None:
     for family in options.family or list(FAMILIES):
         rows += time_family(family, options)
     path = options.csv or HERE.parent / "results" / f"corruptions_{options.device}.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"wrote {path}")
+    write_table(path, CorruptionSpeedRow, rows)
+    print(f"{path} written")
 
 
-def time_family(family: str, options: argparse.Namespace) -> list[dict[str, object]]:
+def time_family(family: str, options: argparse.Namespace) -> list[CorruptionSpeedRow]:
+    """Time all corruptions of a family, print the times and a summary, and return the rows."""
     count = BATCH[options.device][family]
     images = made_up(family, count).to(options.device)
     forward = {}
     if options.device == "cuda" and family == "imagenet-c" and not options.no_other:
         forward = {kind: 1e6 * time_resnet50(count, kind) / count for kind in ("tf32", "bf16")}
         for kind, microseconds in forward.items():
-            print(f"{family}: a ResNet-50's forward pass in {kind}: {microseconds:.1f} us an image")
+            print(f"{family}: a ResNet-50's forward pass in {kind}: {microseconds:.1f} us per image")
     rows = []
-    for name in options.only or corruptions(family):
-        if name not in corruptions(family):
+    for name in options.only or corruption_names(family):
+        if name not in corruption_names(family):
             continue
         for severity in severities(family, name) or (None,):
             if options.severity and severity not in (None, *options.severity):
@@ -104,55 +106,55 @@ def time_family(family: str, options: argparse.Namespace) -> list[dict[str, obje
                 other, theirs = "ResNet-50 forward, TF32", forward["tf32"]
             elif options.device == "cpu" and family != "mnist-c" and not options.no_other:
                 other, theirs = "imagecorruptions-imaug", time_imagecorruptions(images, name, severity)
-            row = {
-                "family": family,
-                "corruption": name,
-                "severity": check(family, name, severity) or "",
-                "device": options.device,
-                "threads": options.threads,
-                "batch": count,
-                "images_per_s": f"{count / seconds:.0f}",
-                "us_per_image": f"{ours:.2f}",
-                "other": other if theirs else "",
-                "other_us_per_image": f"{theirs:.1f}" if theirs else "",
-                "times_as_fast": f"{theirs / ours:.2f}" if theirs else "",
-                "same_as_cpu": same_as_cpu(images[:4], name, severity, family) if images.is_cuda else "",
-            }
+            row = CorruptionSpeedRow(
+                family=family,
+                corruption=name,
+                severity=check(family, name, severity) or None,
+                device=options.device,
+                threads=options.threads,
+                batch=count,
+                images_per_s=count / seconds,
+                us_per_image=ours,
+                other=other if theirs else None,
+                other_us_per_image=theirs,
+                times_as_fast=theirs / ours if theirs else None,
+                same_as_cpu=same_as_cpu(images[:4], name, severity, family) if images.is_cuda else None,
+            )
             rows.append(row)
-            beside = f"   {row['times_as_fast']} times as fast as {other}" if theirs else ""
-            beside += f"   {row['same_as_cpu']} of the bytes as on the CPU" if row["same_as_cpu"] else ""
-            print(f"{family} {name:18s} {severity or '':1}  {ours:10.2f} us an image{beside}", flush=True)
+            beside = "" if row.times_as_fast is None else f"   {row.times_as_fast:.2f} times as fast as {other}"
+            beside += "" if row.same_as_cpu is None else f"   {row.same_as_cpu:.6f} of the bytes as on the CPU"
+            print(f"{family} {name:18s} {severity or '':1}  {ours:10.2f} us per image{beside}", flush=True)
     summary(family, rows, forward)
     return rows
 
 
-def summary(family: str, rows: list[dict[str, object]], forward: dict[str, float]) -> None:
-    """The numbers that the targets are about."""
+def summary(family: str, rows: Sequence[CorruptionSpeedRow], forward: dict[str, float]) -> None:
+    """Print the mean time of a family, and the corruptions that are slower than what they are compared with."""
     if not rows:
         return
-    each = np.array([float(row["us_per_image"]) for row in rows])
+    each = np.array([row.us_per_image for row in rows])
     print(
-        f"{family}: {each.mean():.1f} us an image on average over {len(rows)} corruptions and severities",
+        f"{family}: {each.mean():.1f} us per image on average over {len(rows)} corruptions and severities",
         end="",
     )
     print(f"; {each.mean() * 1e-6 * 1e4 * 95:.0f} s for 95 x 10,000 images" if family == "cifar10-c" else "")
     for kind, microseconds in forward.items():
-        slow = sorted({str(row["corruption"]) for row in rows if float(row["us_per_image"]) > microseconds})
+        slow = sorted({row.corruption for row in rows if row.us_per_image > microseconds})
         print(f"{family}: slower than a ResNet-50's forward pass in {kind}: {', '.join(slow) or 'none'}")
-    ratios = [float(row["times_as_fast"]) for row in rows if row["times_as_fast"]]
-    if ratios and not forward:
-        slow = [f"{row['corruption']} {row['severity']}" for row in rows if float(row["times_as_fast"] or 9) < 1]
+    compared = [row for row in rows if row.times_as_fast is not None]
+    if compared and not forward:
+        slow = [f"{row.corruption} {row.severity}" for row in compared if (row.times_as_fast or 0) < 1]
         print(f"{family}: slower than imagecorruptions-imaug: {', '.join(slow) or 'none'}")
 
 
-def same_as_cpu(images: torch.Tensor, name: str, severity: int | None, family: str) -> str:
-    """The share of bytes that are the same as on the CPU."""
+def same_as_cpu(images: torch.Tensor, name: str, severity: int | None, family: str) -> float:
+    """Return the share of bytes that are the same as on the CPU."""
     gpu = corrupt(images, name, severity, family=family).cpu()
-    return f"{float((gpu == corrupt(images.cpu(), name, severity, family=family)).double().mean()):.6f}"
+    return float((gpu == corrupt(images.cpu(), name, severity, family=family)).double().mean())
 
 
 def made_up(family: str, count: int) -> torch.Tensor:
-    """Smooth blobs with a little noise, uint8."""
+    """Return uint8 images of smooth blobs with a little noise."""
     benchmark = FAMILIES[family]
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(min(count, 64), benchmark.channels, 7, 7, generator=generator) * 255
@@ -162,7 +164,7 @@ def made_up(family: str, count: int) -> torch.Tensor:
 
 
 def best(run: Callable[[], object], repeats: int) -> float:
-    """The shortest of some runs in seconds, after one that does not count."""
+    """Return the shortest time of `repeats` runs in seconds, after a warm-up."""
     times = []
     for _ in range(repeats + 1):
         if torch.cuda.is_available():
@@ -176,7 +178,7 @@ def best(run: Callable[[], object], repeats: int) -> float:
 
 
 def time_resnet50(count: int, kind: str) -> float:
-    """Seconds of a forward pass over a batch, channels last, eager."""
+    """Return the seconds of an eager forward pass over a batch, channels last."""
     from trueup_lab.models.resnet50 import ResNet50
 
     model = ResNet50("bn").cuda().eval().to(memory_format=torch.channels_last)
@@ -190,7 +192,7 @@ def time_resnet50(count: int, kind: str) -> float:
 
 
 def time_imagecorruptions(images: torch.Tensor, name: str, severity: int | None) -> float | None:
-    """Microseconds an image of `imagecorruptions-imaug`, or None where it is not installed."""
+    """Return microseconds per image of `imagecorruptions-imaug`, or None if it is not installed."""
     try:
         import imagecorruptions
     except ImportError:

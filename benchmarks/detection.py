@@ -1,10 +1,11 @@
-"""Detection of corrupted images by `trueup.measure`: area under the ROC curve by corruption and severity.
+"""Measure how well `trueup.measure` detects corrupted images, by corruption and severity.
 
     python benchmarks/detection.py results/models/resnet20-bn-cifar10.safetensors --data ROOT --seeds 0
 
-For every test set: the separation of its images from the clean test images by `Shift.image` (50 is chance, 100 is
-perfect), and the share of them beyond the 1 % level, `found`; on the clean set itself that should be 1 %. All from one
-forward pass, of the uncorrected model. Rows are appended to a CSV as they come, and none is made twice.
+For every test set, `separation` is the area under the ROC curve (in percent: 50 is chance, 100 is perfect) of
+`Shift.image_rank` against clean test images, and `found` the share of images above rank 0.99, which should be 1 % on
+clean images. All from one forward pass of the uncorrected model. Rows are appended to a CSV file, and none is measured
+twice.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class DetectionRow:
 
 
 def main() -> None:
-    """Measure what is missing from the CSV, and print it."""
+    """Measure what is missing from the CSV file, and print it."""
     parser = options(__doc__, "results/detection.csv")
-    parser.add_argument("--images", type=int, help="of each test set; all if not given")
+    parser.add_argument("--images", type=int, help="images per test set (default: all)")
     parser.add_argument("--severity", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     asked = parser.parse_args()
     for path in asked.models:
@@ -94,7 +95,7 @@ def _detect(subject: Subject, benchmark: Benchmark, asked: argparse.Namespace) -
         parts = torch.arange(len(test.labels)).split(asked.batch)
         return torch.cat(
             [
-                trueup.measure(model, targets, subject.normalisation(test.take(part)), select=_is_norm).image
+                trueup.measure(model, targets, subject.normalisation(test.take(part)), select=_is_norm).image_rank
                 for part in parts
             ]
         )
@@ -110,7 +111,7 @@ def _detect(subject: Subject, benchmark: Benchmark, asked: argparse.Namespace) -
 
 
 def _is_norm(site: trueup.Site) -> bool:
-    """Select norms, of which `Shift.image` is made; distances after activations would take most of the time."""
+    """Select norms: `Shift.image_rank` needs no more, and distances at activations would take most of the time."""
     return site.kind == "norm"
 
 

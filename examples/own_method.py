@@ -1,10 +1,10 @@
-"""A method of your own beside those of trueup, on the same images, in the same tables.
+"""Evaluate a method of your own with those of trueup, on the same images and in the same tables.
 
     PYTHONPATH=examples trueup evaluate resnet20-bn-digits \
         --method uncorrected --method own_method:jittered --method own_method:TEMPERATURE
 
-A method is anything with a name, what it needs, and `prepare(model, targets)`, which returns a function from images to
-logits. A function is enough; a class holds its settings.
+A method has a name, its needs, and `prepare(model, targets)`, which returns a function from images to logits. Decorate
+a function with `as_method`, or write a class if the method has settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trueup_lab.evaluation import Needs, as_method
 
 @as_method("jittered")
 def jittered(model: nn.Module, _targets: Targets | None):  # type: ignore[no-untyped-def]
-    """The mean of the predictions for an image and for the same shifted by a pixel each way."""
+    """Average the predictions for an image and for its copies shifted by one pixel in each direction."""
 
     def network(x: Tensor) -> Tensor:
         shifted = [x, *(torch.roll(x, step, dims=(2, 3)) for step in ((0, 1), (0, -1), (1, 0), (-1, 0)))]
@@ -31,18 +31,18 @@ def jittered(model: nn.Module, _targets: Targets | None):  # type: ignore[no-unt
 
 @dataclass(frozen=True)
 class Temperature:
-    """Softer predictions: no other accuracy, another calibration error."""
+    """Soften the predictions: same accuracy, another calibration error."""
 
     temperature: float
     needs = Needs()
 
     @property
     def name(self) -> str:
-        """Every setting that changes the answers belongs into the name."""
+        """Name in tables. It includes every setting that changes the answers."""
         return f"temperature {self.temperature:g}"
 
     def prepare(self, model: nn.Module, _targets: Targets | None):  # type: ignore[no-untyped-def]
-        """Divide the logits."""
+        """Return the model with its logits divided by the temperature."""
         return lambda x: model(x) / self.temperature
 
 

@@ -6,18 +6,13 @@ import time
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from trueup_lab.cli import add_commands
 from trueup_lab.figures import draw_scaling
 from trueup_lab.performance import PerformanceCase, TimingRow, read_timings, write_timings
 from trueup_lab.performance.cases import _Network
 from trueup_lab.performance.rows import measured_on
 from trueup_lab.performance.timing import side_by_side
 
-app = typer.Typer()
-add_commands(app)
 CPU = torch.device("cpu")
 
 
@@ -54,7 +49,7 @@ def test_the_correction_of_a_network_is_measured_beside_it():
     assert [r.reach for r in rows] == [1.5, *[None] * 5]
 
 
-def test_the_command_prints_and_writes_its_rows(tmp_path, monkeypatch):
+def test_the_command_prints_and_writes_its_rows(call, tmp_path, monkeypatch):
     measured = [row(), row(n=3000), row(what="correction by sorting")]
     monkeypatch.setattr(
         "trueup_lab.performance.CASES", (PerformanceCase("scaling", "", lambda _device: iter(measured)),)
@@ -62,15 +57,14 @@ def test_the_command_prints_and_writes_its_rows(tmp_path, monkeypatch):
     picture = tmp_path / "scaling.png"
     more = [row(batch=b, n=16_384, what=w) for b in (1, 4) for w in ("correction", "correction by sorting")]
     write_timings(tmp_path / "rows.csv", more)
-    arguments = ["bench", "scaling", "--device", "cpu", "--out", str(tmp_path / "rows.csv")]
-    run = CliRunner().invoke(app, arguments)
+    run = call("bench", "scaling", "--device", "cpu", "--out", tmp_path / "rows.csv")
     assert run.exit_code == 0, run.output
     assert "4 x 3000" in run.output
     assert len(read_timings(tmp_path / "rows.csv")) == 3
     assert draw_scaling([*more, *read_timings(tmp_path / "rows.csv")], picture).stat().st_size > 1000
 
 
-def test_an_unknown_case_is_answered_with_those_there_are():
-    run = CliRunner().invoke(app, ["bench", "nothing", "--device", "cpu"])
+def test_an_unknown_case_is_answered_with_those_there_are(call):
+    run = call("bench", "nothing", "--device", "cpu")
     assert run.exit_code == 2
     assert "ResNet-20, batch 128" in run.output

@@ -74,11 +74,11 @@ def test_few_clean_images_are_touched_and_the_others_keep_the_models_bits(resnet
 def test_surprise_is_calibrated_on_real_images_and_finds_corruption(resnet20, cifar, targets):
     """On images the model was not trained on, from targets of some that it was."""
     some, others = cifar[1].images[250:1250], cifar[1].images[:250]
-    clean = torch.cat([trueup.measure(resnet20, targets, IMAGENET(part)).image for part in some.split(250)])
+    clean = torch.cat([trueup.measure(resnet20, targets, IMAGENET(part)).image_rank for part in some.split(250)])
     assert (clean > 0.99).float().mean() < 0.03
     assert 0.4 < (clean > 0.5).float().mean() < 0.6
-    blurred = trueup.measure(resnet20, targets, IMAGENET(corrupt(others, "gaussian_blur", 5, family="cifar10-c"))).image
-    assert (blurred > 0.9).float().mean() > 0.8
+    blurred = trueup.measure(resnet20, targets, IMAGENET(corrupt(others, "gaussian_blur", 5, family="cifar10-c")))
+    assert (blurred.image_rank > 0.9).float().mean() > 0.8
 
 
 def test_the_paper_to_the_letter_would_ruin_it(resnet20, cifar, targets):
@@ -94,15 +94,15 @@ def test_corruption_is_noticed_in_the_first_layer(resnet20, cifar, targets):
     test = cifar[1].first(100)
     clean = trueup.measure(resnet20, targets, IMAGENET(test.images))
     noisy = trueup.measure(resnet20, targets, IMAGENET(corrupt(test.images, "gaussian_noise", 5, family="cifar10-c")))
-    assert clean.unusual[:, 0].mean() < 0.65
-    assert noisy.unusual.mean(dim=1).mean() > clean.unusual.mean(dim=1).mean() + 0.2
+    assert clean.activation_rank[:, 0].mean() < 0.65
+    assert noisy.activation_rank.mean(dim=1).mean() > clean.activation_rank.mean(dim=1).mean() + 0.2
 
 
-def test_resnet50_with_one_relu_in_each_block_has_49_sites_and_is_corrected(data_path):
+def test_resnet50_with_one_relu_in_each_block_has_49_activations_and_is_corrected(data_path):
     model = load_public(data_path("weights", "resnet50_v1_imagenet_bn.safetensors"))
     folder = ImageFolder(data_path("imagenet_val_1k", "val"))
     x = IMAGENET(torch.stack([folder[i][0] for i in range(0, 1000, 250)]))
-    assert len(trueup.sites(model)) == 49
+    assert len(trueup.sites(model, select=lambda site: site.kind == "activation")) == 49
     robust = trueup.correct(model, trueup.calibrate(model, [x[:2]]), trueup.Correction())
     with torch.inference_mode():
         plain, corrected = model(x[2:]), robust(x[2:])

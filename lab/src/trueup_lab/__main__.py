@@ -1,4 +1,4 @@
-"""`python -m trueup_lab`: the command `trueup` with the laboratory's subcommands, from a checkout that is not installed."""
+"""`python -m trueup_lab`: the command `trueup` with the laboratory's subcommands, without installation."""
 
 from trueup.cli import app
 from trueup_lab.cli import add_commands

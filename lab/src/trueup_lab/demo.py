@@ -21,7 +21,7 @@ from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.images import NORMALISATION, Images
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.recipes import RECIPES
-from trueup_lab.training.run import Choices, Progress, train
+from trueup_lab.training.run import Choices, TrainingProgress, train
 
 MODEL = "resnet20-bn-digits"
 PAPERS_MNIST = trueup.Correction(lambda1=0.75, lambda2=0.25, iterations=2)
@@ -131,7 +131,7 @@ def load() -> nn.Module:
     return models.load(MODEL)
 
 
-def retrain(report: Callable[[Progress], None] = lambda _: None) -> nn.Module:
+def retrain(report: Callable[[TrainingProgress], None] = lambda _: None) -> nn.Module:
     """Train the same network from scratch: about a minute on two cores."""
     choices = Choices("digits", "bn", (0,), RECIPES["digits"])
     trained = train(choices, digits.load("train"), digits.load("test"), Engine("cpu"), report=report)

@@ -66,14 +66,14 @@ def speckle(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
     return x + level * 0.6 * draw.normal(*x.shape[1:]) * (x - scale.low)
 
 
-def smooth(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
+def smooth(x: Tensor, draw: Draw, _scale: Scale, level: float) -> Tensor:
     """Average with random positive weights over a window of random size."""
     side = max(3, 2 * round(level * 0.018 * min(x.shape[2:]) + level) + 1)
     weights = draw.normal(side * side).mul(1.5).softmax(dim=1)
     return _filtered(x, weights.view(-1, side, side))
 
 
-def sharpen(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
+def sharpen(x: Tensor, draw: Draw, _scale: Scale, level: float) -> Tensor:
     """Convolve with the identity plus a random 3 x 3 filter of zero sum."""
     weights = draw.normal(9)
     weights = level * 0.35 * (weights - weights.mean(dim=1, keepdim=True))
@@ -135,7 +135,8 @@ def _radius(height: int, width: int, *, device: torch.device) -> Tensor:
     """Spatial frequency of each coefficient of `rfft2`, at least one period per image."""
     rows = torch.fft.fftfreq(height, device=device)[:, None] * height
     columns = torch.fft.rfftfreq(width, device=device)[None, :] * width
-    return (rows.square() + columns.square()).sqrt().clamp(min=1.0)
+    radius: Tensor = (rows.square() + columns.square()).sqrt().clamp(min=1.0)
+    return radius
 
 
 def _standardised(field: Tensor) -> Tensor:

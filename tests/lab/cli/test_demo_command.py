@@ -5,18 +5,16 @@ from __future__ import annotations
 import matplotlib.image
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import trueup
 from trueup_lab import demo
-from trueup.cli import app
 from trueup_lab.cli.demo import _summary
 from trueup_lab.data import digits
 from trueup_lab.data.images import NORMALISATION
 
 
-def test_the_whole_demonstration(tmp_path):
-    run = CliRunner().invoke(app, ["demo", "--images", "12", "--out", str(tmp_path / "pictures")])
+def test_the_whole_demonstration(call, tmp_path):
+    run = call("demo", "--images", "12", "--out", tmp_path / "pictures")
     assert run.exit_code == 0, run.output
     for name in demo.CORRUPTIONS:
         assert name.replace("_", " ") in run.output
@@ -57,10 +55,10 @@ def test_rows_that_lose_are_counted_and_means_are_means():
     assert "One image is 1.0 points" in last
 
 
-def test_the_settings_are_those_of_the_papers_rule(monkeypatch, tmp_path):
+def test_the_settings_are_those_of_the_papers_rule(call, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(demo, "run", lambda _model, correction, **_: seen.append(correction) or 1 / 0)
-    CliRunner().invoke(app, ["demo", "--lambda1", "0.5", "--location", "match", "--out", str(tmp_path)])
+    call("demo", "--lambda1", "0.5", "--location", "match", "--out", tmp_path)
     assert seen == [trueup.Correction(0.5, demo.PAPERS_MNIST.lambda2, demo.PAPERS_MNIST.iterations, "match")]
 
 
@@ -68,8 +66,8 @@ def test_the_settings_are_those_of_the_papers_rule(monkeypatch, tmp_path):
     ("arguments", "message"),
     [(["--lambda1", "2"], "lambda1=2.0"), (["--location", "move"], "keep, match"), (["--images", "0"], "--images")],
 )
-def test_nonsense_is_refused(arguments, message):
-    run = CliRunner().invoke(app, ["demo", *arguments])
+def test_nonsense_is_refused(call, arguments, message):
+    run = call("demo", *arguments)
     assert run.exit_code == 2
     assert message in run.output
 

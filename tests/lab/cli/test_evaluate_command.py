@@ -8,23 +8,14 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from trueup_lab.cli import add_commands
 from trueup_lab.evaluation import read_rows
 from trueup_lab.models import zoo
 
-app = typer.Typer()
-add_commands(app)
 SMALL = ["--images", "12", "--calibrate", "30", "--corruption", "fog", "--corruption", "identity"]
 
 
-def call(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def test_rows_are_made_shown_and_not_made_again(tmp_path):
+def test_rows_are_made_shown_and_not_made_again(call, tmp_path):
     where = ("--out", tmp_path / "rows.csv", "--targets", tmp_path)
     run = call("evaluate", "resnet20-bn-digits", *SMALL, *where)
     assert run.exit_code == 0, run.output
@@ -36,7 +27,7 @@ def test_rows_are_made_shown_and_not_made_again(tmp_path):
     assert (tmp_path / "rows.csv").read_text() == before
 
 
-def test_a_time_limit_that_has_passed_says_how_to_go_on(tmp_path):
+def test_a_time_limit_that_has_passed_says_how_to_go_on(call, tmp_path):
     where = ("--out", tmp_path / "rows.csv", "--targets", tmp_path, "--time-limit", "0")
     run = call("evaluate", "resnet20-bn-digits", *SMALL, "--method", "uncorrected", *where)
     assert run.exit_code == 0, run.output
@@ -53,13 +44,13 @@ def test_a_time_limit_that_has_passed_says_how_to_go_on(tmp_path):
         (["resnet20-bn-digits", "--seeds", "7"], "has no seed 7"),
     ],
 )
-def test_nonsense_is_refused(tmp_path, arguments, message):
+def test_nonsense_is_refused(call, tmp_path, arguments, message):
     run = call("evaluate", *arguments, "--out", tmp_path / "rows.csv")
     assert run.exit_code == 2
     assert message in run.output
 
 
-def test_the_example_of_a_method_of_ones_own_runs_by_its_name(tmp_path, monkeypatch):
+def test_the_example_of_a_method_of_ones_own_runs_by_its_name(call, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
     where = ("--out", tmp_path / "rows.csv", "--targets", tmp_path)
     names = ("--method", "own_method:jittered", "--method", "own_method:TEMPERATURE")
@@ -70,7 +61,7 @@ def test_the_example_of_a_method_of_ones_own_runs_by_its_name(tmp_path, monkeypa
     sys.modules.pop("own_method")
 
 
-def test_every_experiment_is_listed_with_what_it_lacks(tmp_path):
+def test_every_experiment_is_listed_with_what_it_lacks(call, tmp_path):
     run = call("reproduce", "--list", "--results", tmp_path, "--data", tmp_path)
     assert run.exit_code == 0, run.output
     assert all(f"{kind} " in run.output for kind in ("table1", "table6", "figure1", "figure8", "rivals"))
@@ -79,7 +70,7 @@ def test_every_experiment_is_listed_with_what_it_lacks(tmp_path):
 
 
 @pytest.mark.data
-def test_a_table_a_figure_and_the_report_from_a_few_images(tmp_path, data_path):
+def test_a_table_a_figure_and_the_report_from_a_few_images(call, tmp_path, data_path):
     root = data_path("MNIST", "raw").parents[1]
     (tmp_path / "results" / "models").mkdir(parents=True)
     shutil.copy(zoo.FOLDER / "resnet20-bn-mnist.safetensors", tmp_path / "results" / "models")
@@ -94,7 +85,7 @@ def test_a_table_a_figure_and_the_report_from_a_few_images(tmp_path, data_path):
     assert matplotlib.image.imread(tmp_path / "results" / "figures" / "figure2.png")[..., :3].std() > 0.05
 
 
-def test_an_unknown_experiment_is_refused(tmp_path):
+def test_an_unknown_experiment_is_refused(call, tmp_path):
     run = call("reproduce", "table9", "--results", tmp_path)
     assert run.exit_code == 2
-    assert "there is no 'table9'" in run.output
+    assert "unknown experiment 'table9'" in run.output

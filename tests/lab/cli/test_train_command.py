@@ -6,9 +6,7 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from trueup.cli import app
 from trueup_lab.data import digits
 from trueup_lab.data.images import Images
 from trueup_lab.data.sets import SETS, ImageSet
@@ -20,25 +18,26 @@ def few_digits(monkeypatch):
     monkeypatch.setitem(SETS, "digits", few)
 
 
-def call(*arguments):
-    return CliRunner().invoke(app, ["train", "--device", "cpu", *map(str, arguments)])
+@pytest.fixture
+def train(call):
+    return lambda *arguments: call("train", "--device", "cpu", *arguments)
 
 
-def test_it_trains_the_seeds_it_is_given_and_says_how_it_goes(few_digits, tmp_path):
-    result = call("--set", "digits", "--seeds", "0,2", "--epochs", 2, "--batch", 8, "--out", tmp_path)
+def test_it_trains_the_seeds_it_is_given_and_says_how_it_goes(train, few_digits, tmp_path):
+    result = train("--set", "digits", "--seeds", "0,2", "--epochs", 2, "--batch", 8, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "epoch 2/2  loss" in result.output
-    assert "ms a model and step" in result.output
+    assert "ms per model and step" in result.output
     assert "trained 2 models" in result.output
     assert (tmp_path / "digits-bn" / "record.json").exists()
 
 
-def test_a_time_limit_ends_well_and_the_same_command_goes_on(few_digits, tmp_path):
+def test_a_time_limit_ends_well_and_the_same_command_goes_on(train, few_digits, tmp_path):
     arguments = ("--set", "digits", "--norm", "gn", "--epochs", 2, "--batch", 8, "--out", tmp_path)
-    stopped = call(*arguments, "--time-limit", 0.01)
+    stopped = train(*arguments, "--time-limit", 0.01)
     assert stopped.exit_code == 0
-    assert "the same command goes on" in stopped.output
-    assert "epoch 2/2" in call(*arguments).output
+    assert "the same command continues" in stopped.output
+    assert "epoch 2/2" in train(*arguments).output
 
 
 @pytest.mark.parametrize(
@@ -49,21 +48,21 @@ def test_a_time_limit_ends_well_and_the_same_command_goes_on(few_digits, tmp_pat
         (("--set", "cifar10", "--architecture", "vit", "--norm", "bn"), "unknown norm 'bn'; known: ln"),
         (("--set", "mnist", "--architecture", "vit"), "no recipe for 'vit' on 'mnist'"),
         (("--set", "mnist", "--architecture", "alexnet"), "unknown architecture 'alexnet'; known: resnet20, vgg"),
-        (("--set", "digits", "--seeds", "a-b"), "wanted seeds as in 0-9"),
+        (("--set", "digits", "--seeds", "a-b"), "expected seeds such as 0-9"),
         (("--set", "mnist", "--data", "nowhere"), "trueup data get mnist"),
     ],
 )
-def test_mistakes_are_answered_in_a_sentence(arguments, message, tmp_path):
-    result = call(*arguments, "--out", tmp_path)
+def test_mistakes_are_answered_in_a_sentence(train, arguments, message, tmp_path):
+    result = train(*arguments, "--out", tmp_path)
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
     assert "Traceback" not in result.output
 
 
-def test_another_architecture_has_its_own_norm_recipe_and_folder(monkeypatch, tmp_path):
+def test_another_architecture_has_its_own_norm_recipe_and_folder(train, monkeypatch, tmp_path):
     images = Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
-    monkeypatch.setitem(SETS, "cifar10", ImageSet("cifar10", lambda *_: images, channels=3))
-    result = call("--set", "cifar10", "--architecture", "vit", "--epochs", 1, "--batch", 4, "--out", tmp_path)
+    monkeypatch.setitem(SETS, "cifar10", ImageSet("cifar10", lambda *_: images, image_channels=3))
+    result = train("--set", "cifar10", "--architecture", "vit", "--epochs", 1, "--batch", 4, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "cifar10-vit-ln" / "record.json").read_text())
     assert record["choices"]["norm"] == "ln"

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trueup_lab.data.corruptions import corrupt, corruptions
+from trueup_lab.data.corruptions import corrupt, corruption_names
 from trueup_lab.data.fidelity import WITHOUT_CHANCE, within
 
-NAMES = corruptions("imagenet-c")
+NAMES = corruption_names("imagenet-c")
 SHAPES = [
     (360, 480),  # CamVid at half resolution; three of the five frost textures are smaller
     (241, 173),  # odd, taller than wide

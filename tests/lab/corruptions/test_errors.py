@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trueup_lab.data.corruptions import corrupt, corruptions
+from trueup_lab.data.corruptions import corrupt, corruption_names
 from trueup_lab.data.root import MissingDataError
 
 GOOD = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
@@ -41,7 +41,7 @@ def test_an_unknown_family_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match=r"did you mean 'cifar10-c'.*mnist-c, cifar10-c, imagenet-c"):
         corrupt(GOOD, "fog", 1, family="cifar-10-c")
     with pytest.raises(ValueError, match="did you mean 'mnist-c'"):
-        corruptions("mnist_c")
+        corruption_names("mnist_c")
 
 
 @pytest.mark.parametrize("indices", [[1], [1, 2, 3], [0.5, 1.5], [True, False], [[0, 1]]])
@@ -68,5 +68,5 @@ def test_no_images_are_no_images():
 
 
 def test_the_lists_are_the_published_ones():
-    assert [len(corruptions(family)) for family in ("mnist-c", "cifar10-c", "imagenet-c")] == [16, 19, 19]
-    assert corruptions("cifar10-c") == corruptions("imagenet-c")
+    assert [len(corruption_names(family)) for family in ("mnist-c", "cifar10-c", "imagenet-c")] == [16, 19, 19]
+    assert corruption_names("cifar10-c") == corruption_names("imagenet-c")

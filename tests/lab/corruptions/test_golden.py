@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trueup_lab.data.corruptions import affine, corrupt, corruptions, severities, strokes
+from trueup_lab.data.corruptions import affine, corrupt, corruption_names, severities, strokes
 from trueup_lab.data.corruptions.constants import CIFAR10_C, MNIST_C, MNIST_C_PUBLISHED
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.corruptions.frost_textures import textures
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.data
 CASES = [
     (family, name, severity)
     for family in ("cifar10-c", "mnist-c")
-    for name in corruptions(family)
+    for name in corruption_names(family)
     for severity in (severities(family, name) if family == "cifar10-c" else (None,))
 ]
 EXACT = [case for case in CASES if case[1] in WITHOUT_CHANCE[case[0]]]

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import trueup_lab.data.corruptions as package
-from trueup_lab.data.corruptions import corrupt, corruptions, severities
+from trueup_lab.data.corruptions import corrupt, corruption_names, severities
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.corruptions.rng import ImageRng
 
-SMALL = [(family, name) for family in ("mnist-c", "cifar10-c") for name in corruptions(family)]
+SMALL = [(family, name) for family in ("mnist-c", "cifar10-c") for name in corruption_names(family)]
 
 
 def images(family: str, count: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ def test_an_image_is_the_same_in_any_batch_and_order(family, name, data_path, mo
     assert torch.equal(corrupt(x, name, severity, family=family), whole)
 
 
-@pytest.mark.parametrize("name", corruptions("imagenet-c"))
+@pytest.mark.parametrize("name", corruption_names("imagenet-c"))
 def test_at_224_an_image_is_the_same_alone(name, data_path):
     needs_textures(name, data_path)
     x = images("imagenet-c", 3)
@@ -79,7 +79,7 @@ def test_chance_follows_the_seed_and_the_index(family, name, data_path):
 def digest() -> str:
     """Of a few images of everything that can be made without textures."""
     parts = []
-    for family, names in (("mnist-c", corruptions("mnist-c")), ("cifar10-c", corruptions("cifar10-c"))):
+    for family, names in (("mnist-c", corruption_names("mnist-c")), ("cifar10-c", corruption_names("cifar10-c"))):
         x = images(family, 300)  # enough for torch to share the work among threads
         parts += [corrupt(x, n, hardest(family, n), family=family) for n in names if n != "frost"]
     return hashlib.sha256(b"".join(p.numpy().tobytes() for p in parts)).hexdigest()
@@ -149,7 +149,7 @@ def test_the_images_given_are_left_alone():
 @pytest.mark.parametrize("family", ["mnist-c", "cifar10-c", "imagenet-c"])
 def test_a_gpu_makes_the_same_to_a_grey_level(family):
     x = images(family, 4)
-    for name in corruptions(family):
+    for name in corruption_names(family):
         if name == "frost":
             continue
         cpu = corrupt(x, name, hardest(family, name), family=family)

@@ -11,12 +11,9 @@ import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from trueup_lab.cli import add_commands
 from trueup_lab.data import download
-from trueup_lab.data.corrupted.manifest import Made, Manifest
+from trueup_lab.data.corrupted_sets.manifest import Made, Manifest
 from trueup_lab.data.download import REMOTES, DownloadError, Remote, fetch, get, unpack
 
 
@@ -222,13 +219,11 @@ def test_a_set_that_was_made_here_is_not_taken_for_the_published_one(small_set, 
         get("small", tmp_path)
 
 
-def test_the_command_gets_a_set_and_answers_mistakes_in_a_sentence(server, small_set, tmp_path):
-    app = typer.Typer()
-    add_commands(app)
-    result = CliRunner().invoke(app, ["data", "get", "small", "--data", str(tmp_path)])
+def test_the_command_gets_a_set_and_answers_mistakes_in_a_sentence(call, server, small_set, tmp_path):
+    result = call("data", "get", "small", "--data", tmp_path)
     assert result.exit_code == 0, result.output
     assert f"small is at {tmp_path}/set" in result.output
-    unknown = CliRunner().invoke(app, ["data", "get", "svhn", "--data", str(tmp_path)])
+    unknown = call("data", "get", "svhn", "--data", tmp_path)
     assert unknown.exit_code == 2
     assert "unknown data set 'svhn'; known: mnist, cifar10" in unknown.output
 

@@ -318,5 +318,6 @@ def test_two_processes_write_the_rows_of_one_and_calibrate_alike(tmp_path):
     for path in (tmp_path / "targets1").iterdir():
         one, two = (trueup.Targets.load(tmp_path / f"targets{world}" / path.name) for world in (1, 2))
         assert one.images == two.images == 50
-        for name in one:
-            torch.testing.assert_close(one[name].target, two[name].target)
+        assert one.activations.keys() == two.activations.keys()
+        for name, target in one.activations.items():
+            torch.testing.assert_close(target.target, two.activations[name].target)

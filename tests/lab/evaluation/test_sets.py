@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from corrupted.conftest import small_root  # noqa: F401  # a data root with a few images in each set
 
 from trueup_lab.data import cifar10
-from trueup_lab.data.corrupted.writer import make
-from trueup_lab.data.corrupted.manifest import Manifest
+from trueup_lab.data.corrupted_sets.manifest import Manifest
+from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.root import MissingDataError
@@ -17,7 +16,7 @@ from trueup_lab.evaluation import Benchmark, Case
 ALL = torch.arange
 
 
-def test_some_images_are_spread_over_the_set_and_keep_their_numbers(small_root):  # noqa: F811
+def test_some_images_are_spread_over_the_set_and_keep_their_numbers(small_root):
     benchmark = Benchmark("cifar10", root=small_root, images=4, seed=5)
     assert benchmark.numbers.tolist() == [0, 3, 6, 9]
     test = benchmark.open(Case("gaussian_noise", 2))
@@ -29,7 +28,7 @@ def test_some_images_are_spread_over_the_set_and_keep_their_numbers(small_root):
     assert benchmark.open(Case("identity", 0)).take(ALL(4)).equal(whole.images[benchmark.numbers])
 
 
-def test_published_arrays_are_read_and_named_so(small_root):  # noqa: F811
+def test_published_arrays_are_read_and_named_so(small_root):
     make("cifar10-c", root=small_root, only=["contrast"], seed=9)
     benchmark = Benchmark("cifar10", root=small_root, images=6)
     made = benchmark.open(Case("contrast", 4))
@@ -44,12 +43,12 @@ def test_published_arrays_are_read_and_named_so(small_root):  # noqa: F811
     assert asked.origin == "generated"
 
 
-def test_published_sets_that_are_not_there_are_asked_for_by_name(small_root):  # noqa: F811
+def test_published_sets_that_are_not_there_are_asked_for_by_name(small_root):
     with pytest.raises(MissingDataError, match="trueup data get cifar10-c"):
         Benchmark("cifar10", root=small_root, origin="published").open(Case("fog", 1))
 
 
-def test_imagenet_without_training_images_tests_one_half_and_calibrates_on_the_other(small_root):  # noqa: F811
+def test_imagenet_without_training_images_tests_one_half_and_calibrates_on_the_other(small_root):
     benchmark = Benchmark("imagenet", root=small_root)
     folder = ImageFolder(small_root / "imagenet" / "val", Crop(224, 256))
     pixels = torch.stack([folder[k][0] for k in range(4)])
@@ -61,7 +60,7 @@ def test_imagenet_without_training_images_tests_one_half_and_calibrates_on_the_o
     assert benchmark.open(Case("contrast", 3)).take(torch.tensor([1, 0])).equal(wanted[[1, 0]])
 
 
-def test_imagenet_c_is_read_from_its_folders(small_root):  # noqa: F811
+def test_imagenet_c_is_read_from_its_folders(small_root):
     make("imagenet-c", root=small_root, only=["contrast"], severities=(3,))
     test = Benchmark("imagenet", root=small_root).open(Case("contrast", 3))
     assert test.origin == "generated"  # its manifest says so

@@ -30,7 +30,13 @@ def test_maps_are_means_over_channels_without_and_with_correction(model, images)
     with torch.inference_mode():
         first = torch.relu(model[0](images[:1]))
         torch.testing.assert_close(maps.plain[0], first[0].mean(0))
-        corrected = trueup.functional.correct(first, targets["1"].order_statistics(first[0].numel()), FULL)
+        corrected = trueup.functional.correct(
+            first,
+            targets.activations["1"].order_statistics(first[0].numel()),
+            FULL.step,
+            location="match",
+            sparse=False,
+        )
         torch.testing.assert_close(maps.corrected[0], corrected[0].mean(0))
         torch.testing.assert_close(maps.plain[1], model(images[:1])[0].mean(0))
         torch.testing.assert_close(maps.corrected[1], trueup.correct(model, targets, FULL)(images[:1])[0].mean(0))

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from trueup_lab.data.corruptions import corruptions
+from trueup_lab.data.corruptions import corruption_names
 from trueup_lab.evaluation import EvaluationRow
 from trueup_lab.experiments import cells, experiment, lacking, rows_file
 from trueup_lab.experiments.aggregate import differences, mce
 from trueup_lab.experiments.document import report
 from trueup_lab.tables import append_rows, start_table
 
-NAMES = corruptions("cifar10-c")
+NAMES = corruption_names("cifar10-c")
 ROW = EvaluationRow(
     model="resnet20-bn-cifar10", seed=0, method="uncorrected", stream="any", batch=0, corruption="fog", severity=5,
     images=100, accuracy=50.0, calibration_error=1.0, ms=0.5, data="generated", data_seed=0, calibrated=0,
@@ -63,7 +63,7 @@ def _imagenet(rows):
 
 
 def test_mnist_counts_the_clean_set_twice():
-    digits = [n for n in corruptions("mnist-c") if n != "identity"]
+    digits = [n for n in corruption_names("mnist-c") if n != "identity"]
     rows = [replace(ROW, model="resnet20-bn-mnist", corruption=n, severity=3, accuracy=40.0) for n in digits]
     rows += [replace(ROW, model="resnet20-bn-mnist", corruption="identity", severity=0, accuracy=100.0)]
     assert cells(experiment("table1"), rows)["average", "bn"].value == pytest.approx((15 * 40 + 200) / 17)
@@ -175,7 +175,7 @@ def test_the_report_holds_ours_the_paper_s_and_the_difference(tmp_path):
     line = next(line for line in text.splitlines() if line.startswith("| fog"))
     assert "80.10 ± 0.14 / 84.14 (**-4.04**)" in line
     assert "82.00 ± 0.00 / 84.75 (**-2.75**)" in line
-    assert "bn, bn (c): 2 models, 10000 images a set. Corrupted images are generated" in text
+    assert "bn, bn (c): 2 models, 10000 images per set. Corrupted images are generated" in text
     assert "fog -4.0" in text
     assert "Missing models: resnet20-bn-cifar10, resnet20-frn-cifar10, resnet20-gn-cifar10." in text
     assert "## Which reading" in text

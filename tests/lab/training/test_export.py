@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from trueup.cli import app
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.models import read_models, read_record
+from trueup_lab.tables import as_text, read_table
 from trueup_lab.training.accuracy import accuracy
 from trueup_lab.training.engine import Engine
-from trueup_lab.training.export import PAPER, accuracy_rows, export, gather, representative
+from trueup_lab.training.export import PAPER, AccuracyRow, accuracy_rows, export, gather, representative
 from trueup_lab.training.recipes import Recipe
 from trueup_lab.training.run import Choices, train
 
@@ -32,8 +30,7 @@ def runs(tiny, tmp_path):
 
 
 def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_table(path, AccuracyRow)
 
 
 def test_seeds_of_several_runs_go_into_one_file_with_their_accuracies(runs, tiny, tmp_path):
@@ -61,23 +58,18 @@ def test_the_zoo_gets_the_seed_of_median_accuracy_or_the_one_asked_for(runs, tmp
 def test_the_table_keeps_rows_of_other_norms_and_replaces_its_own(runs, tiny, tmp_path):
     table = tmp_path / "accuracy.csv"
     table.write_text(
-        "set,norm,seed,test_accuracy,paper_mean,paper_deviation\ndigits,bn,0,97.00,,\ndigits,gn,9,11.00,,\n"
+        "set,architecture,norm,seed,test_accuracy,paper_mean,paper_deviation\n"
+        "digits,resnet20,bn,0,97.00,,\ndigits,resnet20,gn,9,11.00,,\n"
     )
     export(gather(runs), table=table)
-    assert {r["architecture"] for r in rows_of(table)} == {"resnet20"}  # which the old table did not say
-    assert [(r["norm"], r["seed"]) for r in rows_of(table)] == [
-        ("bn", "0"),
-        ("gn", "0"),
-        ("gn", "1"),
-        ("gn", "2"),
-    ]
+    assert [(r.norm, r.seed) for r in rows_of(table)] == [("bn", 0), ("gn", 0), ("gn", 1), ("gn", 2)]
 
 
 def test_rows_stand_beside_the_papers_numbers(runs):
     record = replace(gather(runs)[0].record, set="cifar10", norm="frn", accuracy={0: 0.87654})
-    assert list(accuracy_rows(record)[0].values()) == ["cifar10", "resnet20", "frn", "0", "87.65", "87.80", "0.38"]
+    assert as_text(accuracy_rows(record)) == "cifar10,resnet20,frn,0,87.65,87.80,0.38\n"
     other = accuracy_rows(replace(record, norm="bn", architecture="vgg"))[0]
-    assert (other["architecture"], other["paper_mean"]) == ("vgg", "")
+    assert (other.architecture, other.paper_mean) == ("vgg", None)
     assert {norm for _, norm in PAPER} == {"bn", "gn", "frn"}
 
 
@@ -90,12 +82,11 @@ def test_the_same_seed_twice_and_other_recipes_are_refused(runs, tiny, tmp_path)
         gather([*runs, tmp_path / "other"])
 
 
-def test_the_command_writes_what_it_is_asked_for_and_says_what(runs, tmp_path):
-    call = ["export", *map(str, runs), "--models", str(tmp_path / "m"), "--table", str(tmp_path / "t.csv")]
-    result = CliRunner().invoke(app, call)
+def test_the_command_writes_what_it_is_asked_for_and_says_what(call, runs, tmp_path):
+    result = call("export", *runs, "--models", tmp_path / "m", "--table", tmp_path / "t.csv")
     assert result.exit_code == 0, result.output
     assert "resnet20-gn-digits.safetensors  1.6" in result.output
     assert len(rows_of(tmp_path / "t.csv")) == 3
-    missing = CliRunner().invoke(app, ["export", str(tmp_path / "nowhere")])
+    missing = call("export", tmp_path / "nowhere")
     assert missing.exit_code == 2
     assert "no training run at" in missing.output

@@ -36,19 +36,7 @@ def root(tmp_path):
 
 def command(root, out, *extra):
     return [
-        *(
-            "-m",
-            "trueup",
-            "train",
-            "--set",
-            "imagenet",
-            "--norm",
-            "gn",
-            "--data",
-            str(root),
-            "--out",
-            str(out),
-        ),
+        *("-m", "trueup_lab", "train", "--set", "imagenet", "--norm", "gn", "--data", str(root), "--out", str(out)),
         *("--epochs", "2", "--batch", "4", "--rate", "0.001", "--warmup-epochs", "0", "--image-size", "32"),
         *("--workers", "0", "--device", "cpu", *extra),
     ]

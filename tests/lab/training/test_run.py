@@ -17,7 +17,7 @@ from trueup_lab.training.accuracy import accuracy
 from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.recipes import Recipe
-from trueup_lab.training.run import Choices, Progress, load_run, train
+from trueup_lab.training.run import Choices, TrainingProgress, load_run, train
 
 CHOICES = Choices("digits", "bn", (0, 4), Recipe(epochs=3, decay_after=(2,), batch=8, crop_padding=1))
 
@@ -27,7 +27,7 @@ class CrashError(Exception):
 
 
 def crash_after(epoch):
-    def report(progress: Progress) -> None:
+    def report(progress: TrainingProgress) -> None:
         if progress.epoch == epoch:
             raise CrashError
 

@@ -7,7 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "training_speed.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "training_speed.py"
 
 
 def call(monkeypatch, *arguments):

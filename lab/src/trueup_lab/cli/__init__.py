@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from trueup_lab.cli.bench import bench
-from trueup_lab.cli.corrupted import make_set, show
+from trueup_lab.cli.corrupted_sets import make_set, show
 from trueup_lab.cli.data import get
 from trueup_lab.cli.demo import show_demo
 from trueup_lab.cli.evaluate import evaluate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +15,21 @@ from trueup import Correction
 from trueup_lab import demo
 from trueup_lab.data import digits
 from trueup_lab.figures import draw_demo
+from trueup_lab.tables import write_table
 
 PAPER = demo.PAPERS_MNIST
+
+
+@dataclass(frozen=True)
+class DemoTableRow:
+    """One test set in the CSV file: accuracies in percent."""
+
+    corruption: str
+    severity: int
+    images: int
+    as_trained: float
+    correction: float
+    evidence: float
 
 
 def show_demo(
@@ -53,11 +66,8 @@ def show_demo(
     console.print(_table(result, correction))
     for line in _summary(result):
         console.print(line, highlight=False)
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "demo.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("corruption", "severity", "images", *result.clean.accuracy))
-        writer.writerows((r.corruption, r.severity, result.images, *r.accuracy.values()) for r in result.rows)
+    lines = [DemoTableRow(row.corruption, row.severity, result.images, **row.accuracy) for row in result.rows]
+    write_table(out / "demo.csv", DemoTableRow, lines)
     draw_demo(result, out / "demo.png")
     console.print(f"Files:  {out / 'demo.png'}, {out / 'demo.csv'}", highlight=False)
 

@@ -10,10 +10,12 @@ import typer
 
 def export(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished training runs.")],
-    models: Annotated[Path | None, typer.Option(help="Folder for the files of all seeds.")] = None,
-    zoo: Annotated[Path | None, typer.Option(help="Folder for the files of one seed each.")] = None,
-    table: Annotated[Path | None, typer.Option(help="CSV of accuracies, beside the paper's.")] = None,
-    seed: Annotated[int | None, typer.Option(help="For the zoo; default: the one of median accuracy.")] = None,
+    models: Annotated[Path | None, typer.Option(help="Folder for files that hold all seeds.")] = None,
+    zoo: Annotated[Path | None, typer.Option(help="Folder for files that hold one seed.")] = None,
+    table: Annotated[Path | None, typer.Option(help="CSV file of accuracies, with the paper's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed for --zoo (default: the one with the median accuracy).")
+    ] = None,
 ) -> None:
     """Turn training runs into model files (float16) and a table of accuracies."""
     from trueup_lab.training.export import export as write
@@ -25,6 +27,6 @@ def export(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     if not written:
-        typer.echo("nothing written: give --models, --zoo or --table")
+        typer.echo("nothing was written; give --models, --zoo or --table")
     for path in written:
         typer.echo(f"{path}  {path.stat().st_size / 1e6:.2f} MB")

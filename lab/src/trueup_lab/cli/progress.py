@@ -11,22 +11,22 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from trueup_lab.training.describe import duration
+from trueup_lab.durations import duration
 
 if TYPE_CHECKING:
-    from trueup_lab.evaluation import Progress as Passes
+    from trueup_lab.evaluation import EvaluationProgress
 
 EVERY = 20.0  # seconds between lines
 
 
 @contextmanager
-def passes(*, quiet: bool = False) -> Iterator[Callable[[Passes], None]]:
+def passes(*, quiet: bool = False) -> Iterator[Callable[[EvaluationProgress], None]]:
     """Yield the function that the runner reports its progress to."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         said = time.monotonic()
 
-        def line(progress: Passes) -> None:
+        def line(progress: EvaluationProgress) -> None:
             nonlocal said
             if not quiet and (time.monotonic() - said > EVERY or progress.done == progress.total):
                 said = time.monotonic()
@@ -40,7 +40,7 @@ def passes(*, quiet: bool = False) -> Iterator[Callable[[Passes], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading, calibrating", total=None)
 
-        def move(progress: Passes) -> None:
+        def move(progress: EvaluationProgress) -> None:
             text = f"{duration(progress.left)} left  {progress.what}"
             bar.update(task, completed=progress.done, total=progress.total, description=text)
 

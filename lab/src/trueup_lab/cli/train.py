@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-SEEDS_HELP = "Seeds, as in 0-9 or 0,3,7: one model each, all trained at once."
-OUT_HELP = "Where runs are kept, each in OUT/<set>-<norm>, or OUT/<set>-<architecture>-<norm> if it is not resnet20."
-NORM_HELP = "bn, gn, frn or frn-relu of resnet20; the other architectures come with one norm."
+SEEDS_HELP = "Seeds, such as 0-9 or 0,3,7: one model per seed, all trained at once."
+OUT_HELP = "Folder of runs: this one in OUT/<set>-<norm>, or OUT/<set>-<architecture>-<norm> if not resnet20."
+NORM_HELP = "bn, gn, frn or frn-relu for resnet20; the other architectures have one norm."
 
 
 def train(
@@ -20,42 +20,46 @@ def train(
     norm: Annotated[str | None, typer.Option(help=NORM_HELP)] = None,
     seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "0",
     data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's; decays move along.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if any.")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Stop with a checkpoint before this many seconds.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images a step.")] = None,
-    rate: Annotated[float | None, typer.Option(help="The first learning rate.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="On all parameters; with AdamW not on vectors.")] = None,
-    momentum: Annotated[
-        float | None, typer.Option(help="Nesterov's (0 for plain descent), or AdamW's first beta.")
+    epochs: Annotated[
+        int | None, typer.Option(help="Number of epochs (default: the recipe's); the learning rate schedule is scaled.")
     ] = None,
-    warmup_epochs: Annotated[int | None, typer.Option(help="Epochs of rising learning rate.")] = None,
-    groups: Annotated[int | None, typer.Option(help="Of group norm.")] = None,
-    shortcut: Annotated[str, typer.Option(help="Of ResNet-20: projection or pad.")] = "projection",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Stop with a checkpoint before this many seconds.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Initial learning rate.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Weight decay, on all parameters (AdamW: not on vectors).")
+    ] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="Nesterov momentum (0: plain gradient descent), or AdamW's first beta.")
+    ] = None,
+    warmup_epochs: Annotated[int | None, typer.Option(help="Epochs during which the learning rate rises.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Number of groups of group norm.")] = None,
+    shortcut: Annotated[str, typer.Option(help="Shortcut of ResNet-20: projection or pad.")] = "projection",
     precision: Annotated[str | None, typer.Option(help="bfloat16 or float32.")] = None,
     compile_mode: Annotated[
-        str | None, typer.Option("--compile", help="none, default or max-autotune-no-cudagraphs.")
+        str | None,
+        typer.Option("--compile", help="Mode of torch.compile: none, default or max-autotune-no-cudagraphs."),
     ] = None,
-    streams: Annotated[int, typer.Option(help="CUDA streams; 0: one a model.")] = 0,
-    channels_last: Annotated[bool | None, typer.Option(help="Memory layout.")] = None,
+    streams: Annotated[int, typer.Option(help="Number of CUDA streams (0: one per model).")] = 0,
+    channels_last: Annotated[bool | None, typer.Option(help="Use the channels-last memory layout.")] = None,
     combo: Annotated[bool, typer.Option(help="Let the compiler merge small kernels.")] = False,
-    autotune: Annotated[bool, typer.Option(help="Let cuDNN time its algorithms.")] = False,
+    autotune: Annotated[bool, typer.Option(help="Let cuDNN time its algorithms and take the fastest.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.")] = 1,
     test_every: Annotated[int, typer.Option(help="Epochs between tests.")] = 10,
-    image_size: Annotated[int, typer.Option(help="Of ImageNet.")] = 224,
+    image_size: Annotated[int, typer.Option(help="Side of ImageNet images in pixels.")] = 224,
     workers: Annotated[int, typer.Option(help="Processes that read ImageNet.")] = 8,
 ) -> None:
-    """Train source models; the same command goes on after an interruption.
+    """Train source models. The same command continues after an interruption.
 
-    ImageNet trains one ResNet-50 (the first seed), on as many processes as torchrun starts.
+    For ImageNet, train one ResNet-50 (the first seed), in as many processes as torchrun starts.
     """
-    # Here and not above: other commands should not wait for what only training needs.
-    from trueup_lab.models.architectures import find_architecture
-
+    # Imported here because it takes seconds, for which other commands should not wait.
     from trueup_lab.data.sets import SETS
+    from trueup_lab.models.architectures import find_architecture
     from trueup_lab.training.engine import default_engine
     from trueup_lab.training.recipes import recipe_for, shortened
-    from trueup_lab.training.run import Choices, Progress
+    from trueup_lab.training.run import Choices, TrainingProgress
     from trueup_lab.training.run import train as run
 
     try:
@@ -99,10 +103,10 @@ def train(
         )
         train_images, test_images = (SETS[dataset].load(split, data) for split in ("train", "test"))
 
-        def report(progress: Progress) -> None:
+        def report(progress: TrainingProgress) -> None:
             typer.echo(str(progress))
             if progress.stopped:
-                typer.echo(f"stopped before the time limit; the same command goes on from {folder}")
+                typer.echo(f"stopped before the time limit; the same command continues from {folder}")
 
         models = run(
             choices,
@@ -123,7 +127,7 @@ def train(
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds from ranges and single numbers.
+    """Parse seeds, given as ranges and single numbers.
 
     >>> parse_seeds("0-3,7")
     (0, 1, 2, 3, 7)
@@ -134,7 +138,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             first, _, last = part.partition("-")
             seeds.extend(range(int(first), int(last or first) + 1))
     except ValueError as error:
-        raise typer.BadParameter(f"wanted seeds as in 0-9 or 0,3,7, got {text!r}") from error
+        raise typer.BadParameter(f"expected seeds such as 0-9 or 0,3,7, got {text!r}") from error
     return tuple(seeds)
 
 

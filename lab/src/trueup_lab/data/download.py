@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from trueup_lab.data.corrupted.manifest import Manifest
+from trueup_lab.data.corrupted_sets.manifest import Manifest
 from trueup_lab.data.root import DataRoot, data_root
 
 DownloadProgress = Callable[[str, int, int | None], None]

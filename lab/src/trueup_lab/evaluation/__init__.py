@@ -20,10 +20,6 @@ from trueup_lab.evaluation.sets import Benchmark, Case
 from trueup_lab.evaluation.streams import STREAMS, Stream
 from trueup_lab.evaluation.subjects import Subject, read_subjects
 
-# The old names, until figures and cli.progress import the new ones.
-Row = EvaluationRow
-Progress = EvaluationProgress
-
 __all__ = [
     "STREAMS",
     "BatchStatistics",
@@ -37,9 +33,7 @@ __all__ = [
     "Mixed",
     "Needs",
     "Plan",
-    "Progress",
     "Realign",
-    "Row",
     "Stream",
     "Subject",
     "Tent",

@@ -32,7 +32,7 @@ def targets_of(
     path = folder / f"{subject.key}-{benchmark.calibration_count(count)}.trueup.safetensors"
     if path.exists():
         targets = Targets.load(path)
-        if targets.gate or not sites(model, kind="norm"):
+        if targets.gate or not sites(model, select=lambda site: site.kind == "norm"):
             return targets
     targets = calibrate(model, clean_images(subject, benchmark, count, batch=batch, processes=processes))
     if processes.rank == 0:

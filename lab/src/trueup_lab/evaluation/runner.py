@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup import __version__
-from trueup_lab.data.corrupted import Origin
+from trueup_lab.data.corrupted_sets import Origin
 from trueup_lab.devices import device_name
 from trueup_lab.evaluation.calibration import clean_images, targets_of
 from trueup_lab.evaluation.methods import Calibrating, Forgetful, Method, Network, is_continual

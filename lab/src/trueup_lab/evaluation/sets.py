@@ -11,9 +11,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trueup_lab.data.corrupted import Origin, arrays, imagenet_c
-from trueup_lab.data.corrupted.folders import clean_folder
-from trueup_lab.data.corruptions import check, corrupt, corruptions
+from trueup_lab.data.corrupted_sets import Origin, arrays, imagenet_c
+from trueup_lab.data.corrupted_sets.folders import clean_folder
+from trueup_lab.data.corruptions import check, corrupt, corruption_names
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import Images
 from trueup_lab.data.root import data_root
@@ -79,7 +79,7 @@ class Benchmark:
 
     def cases(self, severities: Sequence[int] = (1, 2, 3, 4, 5), only: Sequence[str] = ()) -> list[Case]:
         """Return the clean set and every corruption at these severities (MNIST-C: at its published severity)."""
-        names = [name for name in corruptions(self.family) if name != CLEAN]
+        names = [name for name in corruption_names(self.family) if name != CLEAN]
         if unknown := [name for name in only if name not in (CLEAN, *names)]:
             raise ValueError(f"{unknown[0]!r} is no corruption of {self.family}; known: {CLEAN}, {', '.join(names)}")
         chosen = [name for name in names if not only or name in only]

@@ -1,4 +1,4 @@
-"""Rows of results as the cells of an experiment: means over models, and their spread."""
+"""From rows of results to the cells of an experiment: means over models, and their spread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from trueup_lab.data.corruptions import corruptions
+from trueup_lab.data.corruptions import corruption_names
 from trueup_lab.evaluation import EvaluationRow
 from trueup_lab.evaluation.metrics import mean_corruption_error
 from trueup_lab.evaluation.sets import CLEAN, FAMILIES
@@ -17,7 +17,7 @@ from trueup_lab.experiments.specs import Column, Experiment
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell of ours: the mean over models, their standard deviation, and what went into it."""
+    """One of our cells: mean and standard deviation over models, and the numbers of models and images behind it."""
 
     value: float
     spread: float | None
@@ -26,12 +26,12 @@ class Measured:
 
     @property
     def cell(self) -> Cell:
-        """As the paper's are kept."""
+        """Mean and spread, in the form of the paper's cells."""
         return Cell(self.value, self.spread)
 
 
 def cells(experiment: Experiment, rows: Sequence[EvaluationRow]) -> dict[tuple[str, str], Measured]:
-    """Ours by (row, column label), as in `trueup_lab.experiments.paper`; only what has been measured completely."""
+    """Return our cells by (row, column label), as `paper` does. Incomplete cells are left out."""
     table: dict[tuple[str, str], Measured] = {}
     for column, mine in used(experiment, rows).items():
         accuracies, images = _by_seed(mine), min(row.images for row in mine)
@@ -43,11 +43,11 @@ def cells(experiment: Experiment, rows: Sequence[EvaluationRow]) -> dict[tuple[s
 
 
 def used(experiment: Experiment, rows: Sequence[EvaluationRow]) -> dict[Column, list[EvaluationRow]]:
-    """The rows that an experiment's columns are made of.
+    """Return the rows behind each column of an experiment.
 
-    A column is of the models that have all its test sets. Where none has, a cell is there when every model that has any
-    row of the column has all of the cell's. A column on other images than the first of its norm cannot be compared with
-    it, and is left out, unless the table says how many there are.
+    A column uses the models that have all its test sets. If no model has, a cell is shown only if every model with any
+    row of the column has all rows of the cell. A column measured on another number of images than the first column of
+    its norm cannot be compared with it and is left out, unless the table shows the number of images.
     """
     wanted = _cases_of(_groups(experiment))
     found: dict[Column, list[EvaluationRow]] = {}
@@ -67,9 +67,9 @@ def used(experiment: Experiment, rows: Sequence[EvaluationRow]) -> dict[Column, 
 def differences(
     experiment: Experiment, column: Column, base: Column, rows: Sequence[EvaluationRow]
 ) -> dict[str, tuple[float, float | None]]:
-    """How much more a column has than `base`, by row of the table: the mean over models, and spread.
+    """Return the gains of a column over `base`, by row of the table: mean and standard deviation over models.
 
-    Pairs are of the same models, which both have all test sets of, and of the same images.
+    Only the same models on the same images are compared, and only models with all test sets in both columns.
     """
     groups = _groups(experiment)
     found = [matching(c, rows, all_sizes=True) for c in (column, base)]
@@ -85,15 +85,15 @@ def differences(
 
 
 def _pair(row: EvaluationRow) -> tuple[object, ...]:
-    """What two rows must have in common to be compared: the model, and the images."""
+    """Return what two rows must have in common to be compared: the model and the images."""
     return *_case(row), row.seed, row.checkpoint, row.images, row.data, row.data_seed
 
 
 def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
-    """The test sets of each row of a table, as (corruption, severity), and how much each weighs."""
+    """Return the test sets of each row of a table, as (corruption, severity), and their weights."""
     family = FAMILIES[experiment.set]
     counted = experiment.over or experiment.only
-    names = [n for n in corruptions(family) if n != CLEAN and (not counted or n in counted)]
+    names = [n for n in corruption_names(family) if n != CLEAN and (not counted or n in counted)]
     if experiment.rows == "severity":
         per = {str(severity): {(name, severity): 1.0 for name in names} for severity in experiment.severities}
         return {"0": {(CLEAN, 0): 1.0}, **per}
@@ -111,7 +111,7 @@ def _groups(experiment: Experiment) -> dict[str, dict[tuple[str, int], float]]:
 
 
 def _cases(name: str, experiment: Experiment) -> list[tuple[str, int]]:
-    """The test sets of a corruption. MNIST-C has one each, called severity 0; elsewhere 0 is the clean set."""
+    """Return the test sets of a corruption. MNIST-C has one, called severity 0; elsewhere 0 is the clean set."""
     if experiment.set == "mnist":
         return [(name, 0)]
     return [(name if severity else CLEAN, severity) for severity in experiment.severities]
@@ -122,12 +122,12 @@ def _cases_of(groups: dict[str, dict[tuple[str, int], float]]) -> set[tuple[str,
 
 
 def _case(row: EvaluationRow) -> tuple[str, int]:
-    """A row's test set; MNIST-C's severities, being one each, are all called 0."""
+    """Return a row's test set. For MNIST-C, which has one severity per corruption, it is called 0."""
     return row.corruption, 0 if row.model.endswith("mnist") else row.severity
 
 
 def _by_seed(rows: Sequence[EvaluationRow]) -> dict[int, dict[tuple[str, int], float]]:
-    """Accuracies by model and test set, the models in order."""
+    """Return accuracies by model and test set, with the models in order."""
     found: dict[int, dict[tuple[str, int], float]] = {}
     for row in sorted(rows, key=lambda row: row.seed):
         found.setdefault(row.seed, {})[_case(row)] = row.accuracy
@@ -135,7 +135,10 @@ def _by_seed(rows: Sequence[EvaluationRow]) -> dict[int, dict[tuple[str, int], f
 
 
 def _whole(rows: Sequence[EvaluationRow], wanted: set[tuple[str, int]]) -> list[EvaluationRow]:
-    """Of the models that have all the test sets `wanted` on one number of images, the largest; clean may be more."""
+    """Return the rows of the models that have all `wanted` test sets on the same number of images.
+
+    Of several such numbers, the largest is used. The clean set may have more images.
+    """
     by_size: dict[int, dict[int, list[EvaluationRow]]] = {}
     for row in rows:
         if _case(row) in wanted:
@@ -154,9 +157,9 @@ def _whole(rows: Sequence[EvaluationRow], wanted: set[tuple[str, int]]) -> list[
 
 
 def matching(column: Column, rows: Sequence[EvaluationRow], *, all_sizes: bool = False) -> list[EvaluationRow]:
-    """The rows of a column: of each test set those on the most images, unless `all_sizes` are wanted.
+    """Return the rows of a column: for each test set those on the most images, or all with `all_sizes`.
 
-    Of two that differ in how many images targets are made of, the one with more comes later, and counts.
+    Rows are sorted by the number of calibration images, so that the row with the most comes last and is used.
     """
     model = source(column.set, column.norm).model
     stream = "any" if column.method.needs.stateless else column.stream or "corruption"
@@ -181,7 +184,7 @@ def matching(column: Column, rows: Sequence[EvaluationRow], *, all_sizes: bool =
 def _complete(
     accuracies: dict[int, dict[tuple[str, int], float]], weights: dict[tuple[str, int], float]
 ) -> list[float]:
-    """The weighted mean of each model; none where any model lacks any test set."""
+    """Return the weighted mean of each model, or nothing if any model lacks any test set."""
     if not all(case in found for found in accuracies.values() for case in weights):
         return []
     total = sum(weights.values())
@@ -189,7 +192,7 @@ def _complete(
 
 
 def mce(column: Column, experiment: Experiment, rows: Sequence[EvaluationRow], *, extra: bool) -> float | None:
-    """The mCE of a column over its models' mean accuracies; None where a test set is missing."""
+    """Return the mCE of a column from its models' mean accuracies; None if a test set is missing."""
     per_corruption = {
         label: measured.value
         for (label, name), measured in cells(experiment, rows).items()

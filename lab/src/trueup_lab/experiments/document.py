@@ -1,4 +1,4 @@
-"""docs/reproduction.md: ours beside the paper's, cell by cell, from the committed CSVs and nothing else."""
+"""The text of docs/reproduction.md: our results with the paper's, cell by cell, from the committed CSV files."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from trueup_lab.performance import read_timings
 
 HEAD = """# Reproduction
 
-Every table and figure of the paper, ours beside its own. Made by `trueup reproduce --report` from the rows in
-[results](../results); nothing here is typed by hand. `trueup reproduce NAME` measures what a section says is missing.
+Every table and figure of the paper, with our results next to the paper's. `trueup reproduce --report` writes this
+document from the rows in [results](../results); nothing is typed by hand. `trueup reproduce NAME` measures what a
+section lists as missing.
 
-A cell reads *ours ± spread / paper's ± spread (difference)*; accuracies in %, spreads are standard deviations over
-models. **Bold** differences are larger than both spreads and two standard errors of our share of right images
-together: neither the models nor the images that were drawn explain them. (c) is the correction as the paper's text has
-it (`location="keep"`: a layer's own mean stays); (c, match) is the other reading (`location="match"`), set beside the
-same numbers of the paper.
+A cell reads *ours ± spread / paper's ± spread (difference)*. Accuracies are in %, and spreads are standard deviations
+over models. A **bold** difference is larger than the sum of both spreads and two standard errors of our accuracy, so
+neither the choice of models nor the choice of images explains it. (c) is the correction as the paper's text describes
+it (`location="keep"`: a layer keeps its own mean). (c, match) is the other reading (`location="match"`), compared with
+the same numbers of the paper.
 """
 
 
 def report(results: Path, root: Path | None = None) -> str:
-    """The whole document."""
+    """Return the whole document."""
     rows = {name: read_rows(rows_file(results, name)) for name in dict.fromkeys(e.set for e in EXPERIMENTS)}
-    parts = [HEAD, *(_section(e, rows[e.set], results, root) for e in EXPERIMENTS), _readings(rows), _times(results)]
+    sections = [_section(e, rows[e.set], results, root) for e in EXPERIMENTS if e.reported]
+    parts = [HEAD, *sections, _readings(rows), _times(results)]
     return "\n".join(part for part in parts if part)
 
 
@@ -78,7 +80,7 @@ def _table(experiment: Experiment, rows: Sequence[EvaluationRow]) -> list[str]:
 
 
 def _pair(ours: Measured | None, theirs: Cell | None) -> str:
-    """One cell: ours / the paper's (difference)."""
+    """Format one cell: ours / the paper's (difference)."""
     if ours is None:
         return f"- / {_number(theirs)}" if theirs else "-"
     if theirs is None:
@@ -90,7 +92,7 @@ def _pair(ours: Measured | None, theirs: Cell | None) -> str:
 
 
 def _apart(ours: Measured, theirs: Cell) -> bool:
-    """Whether the two differ by more than chance: spreads over models, and the images drawn for our test sets."""
+    """Return whether two cells differ by more than chance: spreads over models, and sampling of our test images."""
     share = theirs.value / 100
     sampling = 200 * math.sqrt(share * (1 - share) / ours.images) if ours.images and 0 < share < 1 else 0.0
     return abs(ours.value - theirs.value) > (ours.spread or 0) + (theirs.spread or 0) + sampling
@@ -99,7 +101,7 @@ def _apart(ours: Measured, theirs: Cell) -> bool:
 def _beyond(
     columns: Sequence[Column], ours: dict[tuple[str, str], Measured], theirs: dict[tuple[str, str], Cell]
 ) -> str:
-    """A sentence a column on what lies beyond chance."""
+    """Write one sentence per column on its differences beyond chance."""
     sentences = []
     for column in columns:
         both = {
@@ -133,7 +135,7 @@ def _mce(column: Column, experiment: Experiment, rows: Sequence[EvaluationRow], 
 
 
 def _curves(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> list[str]:
-    """Figure 3: a line a curve, a column an iteration."""
+    """Write Figure 3 as a table: one line per curve, one column per number of iterations."""
     if not ours:
         return ["Not measured yet.", ""]
     theirs = paper(experiment.name)
@@ -151,7 +153,7 @@ def _curves(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> li
 
 
 def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> list[str]:
-    """The table that the paper does not have: a line a norm, method and stream."""
+    """Write the table of rivals: one line per norm, method and stream."""
     body = [
         [
             column.norm,
@@ -174,13 +176,13 @@ def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> l
 
 
 def _size(ours: dict[tuple[str, str], Measured], column: Column) -> tuple[str, str]:
-    """How many models, and at least how many images a set, went into a column."""
+    """Return the number of models of a column, and its smallest number of images per set."""
     found = [m for (_, label), m in ours.items() if label == column.label]
     return str(found[0].models), str(min(m.images for m in found))
 
 
 def _paired(experiment: Experiment, rows: Sequence[EvaluationRow]) -> list[str]:
-    """A line a model and method: accuracies, and what it gains on the same models over uncorrected and the rivals."""
+    """Write one line per norm and method: accuracies, and gains on the same models over other methods."""
     ours = cells(experiment, rows)
     body = []
     for column in experiment.columns:
@@ -214,7 +216,7 @@ def _paired(experiment: Experiment, rows: Sequence[EvaluationRow]) -> list[str]:
 
 
 def _like(experiment: Experiment, column: Column, number: int) -> Column:
-    """The first or second column of the same models: uncorrected, and the paper's."""
+    """Return the first (uncorrected) or second (the paper's) column of the same models."""
     return [c for c in experiment.columns if c.norm == column.norm][number]
 
 
@@ -228,11 +230,11 @@ def _settings() -> list[str]:
     theirs = paper("table4")
     fields = ("lambda1", "lambda2", "iterations")
     body = [[norm, *(f"{theirs[norm, f].value:g}" for f in fields)] for norm in ("bn", "frn", "gn")]
-    return [*_markdown(["norm", *fields], body), "", "These are the settings that Table 1 is measured with.", ""]
+    return [*_markdown(["norm", *fields], body), "", "Table 1 is measured with these settings.", ""]
 
 
 def _readings(rows: dict[str, list[EvaluationRow]]) -> str:
-    """Which reading of the location stands closer to the paper: the mean distance over a table's corrected cells."""
+    """Compare the two readings of the location by their mean distance from the paper's gains."""
     body = []
     for experiment in EXPERIMENTS:
         if not experiment.name.startswith("table") or not experiment.columns:
@@ -255,17 +257,17 @@ def _readings(rows: dict[str, list[EvaluationRow]]) -> str:
     text = [
         "## Which reading of the location is the paper's?",
         "",
-        "The mean over a table's cells of the distance between our gain by the correction and the paper's, in points:",
+        "Mean distance over a table's cells between our gain and the paper's, in points:",
         "",
     ]
     return "\n".join([*text, *_markdown(["table", "keep", "match"], body), "", _nearer(body), ""])
 
 
 def _nearer(body: list[list[str]]) -> str:
-    """The answer, of lines of a table's name and two distances.
+    """Return the answer as a sentence, from lines of a table's name and two distances.
 
     >>> _nearer([["table1", "2.5", "2.2"], ["table3", "0.6", "0.8"], ["table9", "-", "-"]])
-    '`keep` is nearer in table3, `match` in table1; by 0.30 points at most.'
+    '`keep` is closer in table3, `match` in table1, by at most 0.30 points.'
     """
     both = [(name, float(keep), float(match)) for name, keep, match in body if "-" not in (keep, match)]
     nearer = {
@@ -274,11 +276,11 @@ def _nearer(body: list[list[str]]) -> str:
     }
     said = [f"in {', '.join(names)}" if names else "nowhere" for names in nearer.values()]
     most = max((abs(keep - match) for _, keep, match in both), default=0.0)
-    return f"`keep` is nearer {said[0]}, `match` {said[1]}; by {most:.2f} points at most."
+    return f"`keep` is closer {said[0]}, `match` {said[1]}, by at most {most:.2f} points."
 
 
 def _times(results: Path) -> str:
-    """Milliseconds an image with and without, as in the paper's section on limitations; as `trueup bench` took them."""
+    """Write the milliseconds per image without and with the correction, as measured by `trueup bench`."""
     body = [
         [row.case, row.device, f"{1000 * row.of / row.batch:.3g}", f"{1000 * row.cost / row.batch:.3g}"]
         for path in sorted(results.glob("performance_*.csv"))
@@ -288,24 +290,25 @@ def _times(results: Path) -> str:
     if not body:
         return ""
     text = [
-        "## Milliseconds an image",
+        "## Milliseconds per image",
         "",
-        "The paper: MNIST 0.3 and 2 (one GPU), ImageNet 0.1 and 12 (four GPUs). Ours as `trueup bench` takes them: see",
-        "[performance](performance.md). Times in the rows of results are of runs that may have shared their device.",
+        "The paper reports 0.3 and 2 for MNIST (one GPU), and 0.1 and 12 for ImageNet (four GPUs). `trueup bench`",
+        "measured ours; see [performance](performance.md). The times in the rows of results are not comparable:",
+        "those runs may have shared their device.",
         "",
     ]
     return "\n".join([*text, *_markdown(["what", "device", "uncorrected", "corrected"], body), ""])
 
 
 def _made_of(experiment: Experiment, shown: Sequence[Column], rows: Sequence[EvaluationRow]) -> str:
-    """What went into a table, from its rows."""
+    """Describe the models, images and software behind a table, from its rows."""
     found = used(experiment, rows)
     sizes = []
     for column in shown:
         corrupted = [row for row in found[column] if row.data != "clean"] or found[column]
         models, images = len({row.seed for row in corrupted}), sorted({row.images for row in corrupted})
         sizes.append(
-            (f"{models} model{'s' * (models > 1)}, {' or '.join(map(str, images))} images a set", column.label)
+            (f"{models} model{'s' * (models > 1)}, {' or '.join(map(str, images))} images per set", column.label)
         )
     by_size = {size: ", ".join(label for other, label in sizes if other == size) for size, _ in sizes}
     mine = [row for column in shown for row in found[column]]

@@ -1,4 +1,4 @@
-"""Running an experiment: what its columns ask for, as plans for the runner; what is missing, in words."""
+"""Running an experiment: its columns as plans for the runner, and the models it lacks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trueup_lab.processes import ALONE, Processes
 
 
 def rows_file(results: Path, set_name: str) -> Path:
-    """Where the rows of all experiments on a set are: one file, so that none is measured twice."""
+    """Return the file of rows of a set. All experiments share it, so that no row is measured twice."""
     return results / f"{set_name}-c.csv"
 
 
 def lacking(experiment: Experiment, results: Path, root: Path | None = None) -> list[Source]:
-    """The models that are not there and would be needed; each says how to get it, `source.missing(results, root)`."""
+    """Return the missing models of an experiment. `source.missing(results, root)` tells how to get each."""
     if experiment.rows == "setting":
         return []
     return [s for norm in experiment.norms if (s := source(experiment.set, norm)).missing(results, root)]
@@ -38,9 +38,9 @@ def run_experiment(
     processes: Processes = ALONE,
     report: Callable[[EvaluationProgress], None] = lambda _: None,
 ) -> bool:
-    """Measure what an experiment is made of, as far as its models are there; returns whether all of that is done.
+    """Measure the missing rows of an experiment, for the models that exist. Return whether all are measured.
 
-    `images`, `calibrate` and `seeds` make it smaller; rows say how small.
+    `images`, `calibrate` and `seeds` limit the work. The rows record the limits.
     """
     began = time.monotonic()
     for found, columns in _by_source(experiment):
@@ -74,7 +74,7 @@ def run_experiment(
 
 
 def _by_source(experiment: Experiment) -> list[tuple[Source, list[Column]]]:
-    """The columns that one plan can measure: of one model, seeds, stream and number of images."""
+    """Group the columns that one plan can measure: same model, seeds, stream and number of images."""
     groups: dict[tuple[object, ...], tuple[Source, list[Column]]] = {}
     for column in experiment.columns:
         key = (column.norm, column.seeds, column.stream, column.images)

@@ -1,4 +1,4 @@
-"""Where the models of the experiments come from, and what to do where they are not there."""
+"""The model files of the experiments, and how to get missing ones."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class Source:
 
     @property
     def model(self) -> str:
-        """What its rows are called."""
+        """Name of the model in rows of results."""
         return Path(self.path).stem
 
     def find(self, results: Path, root: Path | None = None) -> Path:
-        """Where it is, or should be."""
+        """Return the path of the file, whether or not it exists."""
         return (data_root(root) if self.public else results) / self.path
 
     def missing(self, results: Path, root: Path | None = None) -> str:
-        """Says what to do to get it; empty where it is there."""
+        """Return how to get the file, or an empty string if it exists."""
         path = self.find(results, root)
         if path.is_file():
             return ""
         if self.public:
             network = "ResNet-50 with torchvision's names" if self.set == "imagenet" else "ResNet-20 for CIFAR-10"
-            return f"{path} is not there: a published {network}, as safetensors"
+            return f"{path} is missing: put a published {network} there, as safetensors"
         if self.set == "imagenet":
             return (
-                f"{path} is not there: a ResNet-50 trained by `trueup train --set imagenet --norm {self.norm}`, its "
-                f"weights as safetensors with the metadata norm={self.norm}"
+                f"{path} is missing: train a ResNet-50 with `trueup train --set imagenet --norm {self.norm}`, and "
+                f"save its weights there, as safetensors with the metadata norm={self.norm}"
             )
         return (
-            f"{path} is not there: `trueup train --set {self.set} --norm {self.norm} --seeds 0-9 --out runs`, then "
+            f"{path} is missing: run `trueup train --set {self.set} --norm {self.norm} --seeds 0-9 --out runs`, then "
             f"`trueup export runs/{self.set}-{self.norm} --models {results}/models`"
         )
 
@@ -52,7 +52,7 @@ _PUBLIC = {
 
 
 def source(set_name: str, norm: str) -> Source:
-    """The models of a set and norm; of the norm "public", a published one.
+    """Return the file of models of a set and norm. The norm "public" is a published model.
 
     >>> source("cifar10", "gn").model
     'resnet20-gn-cifar10'

@@ -1,4 +1,4 @@
-"""Every table and figure of the paper, and one it does not have, as data. `run` and `report` know the rest."""
+"""The experiments as data: every table and figure of the paper, and our own comparisons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from typing import Literal
 
-from trueup import Correction
 from trueup_lab.evaluation import (
     BatchStatistics,
     Correct,
@@ -19,59 +18,70 @@ from trueup_lab.evaluation import (
     Uncorrected,
 )
 from trueup_lab.evaluation.alexnet import ERRORS
+from trueup_lab.evaluation.methods import Aqr, ChannelQuantile, InstanceAware, Intent, Memo, Pea, Views
 
 NORMS = ("bn", "frn", "gn")
-PUBLIC = "public"  # in the place of a norm: a published model with batch norm
+PUBLIC = "public"  # used instead of a norm for a published model with batch norm
 PAPERS: dict[str, dict[str, Correct]] = {
-    "mnist": {"bn": Correct(0.75, 0.25, 2), "frn": Correct(0.25, 0.5, 1), "gn": Correct(0.5, 0.5, 1)},  # its Table 4
+    "mnist": {
+        "bn": Correct(0.75, 0.25, 2),
+        "frn": Correct(0.25, 0.5, 1),
+        "gn": Correct(0.5, 0.5, 1),
+    },  # the paper's Table 4
     "cifar10": dict.fromkeys(NORMS, Correct(1.0, 0.2, 1)),
     "imagenet": dict.fromkeys(NORMS, Correct(0.5, 0.5, 1)),
 }
 """The paper's settings by set and norm."""
 
 ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
-"""The pairs (lambda1, lambda2) of its Figure 3."""
+"""The pairs (lambda1, lambda2) of the paper's Figure 3."""
 
 RULES = (
     Realign(),
     Realign(least=0.0),
     Realign(budget=1.0, strength=0.002, base=0.045),
 )
-"""The settings of our own rule that are reported: the default, without images that look usual, without a gate."""
+"""The reported settings of our rule: the default, leaving usual images alone, and without a gate."""
 
 MIXING = (Mixed(4), Mixed(8), Mixed(16))
-"""The settings of BN mixing that are reported: from the strongest to one that costs nothing on clean images."""
+"""The reported settings of BN mixing, from the strongest to one that costs nothing on clean images."""
+
+CORRECTED_MIXING = CorrectMixed(0.5, 0.0, location="match", prior=8)
+"""BN mixing followed by the paper's correction at half a step."""
 
 FEW = 100
-"""Images a set where a method has to see them one at a time."""
+"""Images per set for methods that learn, in the stream of single images."""
+
+BENCH_IMAGES = 500
+"""Images per set of the bench, in which some methods take a hundred times as long as the model."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, or a curve: one norm and method. `seeds` None is all models there are."""
+    """A column of a table, or a curve: one norm and method. `seeds` None means all models."""
 
     label: str
     set: str
     norm: str
     method: Method
-    stream: Stream | None = None  # None for the methods that do not depend on it
+    stream: Stream | None = None  # None for methods that do not depend on it
     seeds: tuple[int, ...] | None = None
     images: int | None = None
-    beside: str = ""  # the paper's column to compare with, where it has another label
+    beside: str = ""  # label of the paper's column to compare with, if it differs
 
     @property
     def papers(self) -> str:
-        """The paper's column that this one stands beside."""
+        """Label of the paper's column to compare with."""
         return self.beside or self.label
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure. `rows` says what its rows are: corruptions, or severities, or iterations, or methods.
+    """A table or figure. `rows` is what its rows stand for: corruptions, severities, iterations, methods...
 
-    `severities` are those that a cell is the mean of, 0 being the clean set. `identity` is how often the clean set
-    counts in the average row, which the paper does not do in one way: Table 1 counts it twice, Table 2 not at all,
-    Table 5 once. `over` are the corruptions that averages are over, where these are not all that are measured.
+    A cell is the mean over `severities`, where 0 is the clean set. `identity` is the weight of the clean set in the
+    average row, which differs in the paper: Table 1 counts it twice, Table 2 not at all, Table 5 once. Averages are
+    over the corruptions `over`, if these are not all that are measured.
     """
 
     name: str
@@ -86,10 +96,11 @@ class Experiment:
     mce: bool = False
     norms: tuple[str, ...] = field(default=NORMS)
     note: str = ""
+    reported: bool = True  # whether docs/reproduction.md shows it
 
 
 def _columns(set_name: str, norms: tuple[str, ...] = NORMS) -> tuple[Column, ...]:
-    """Uncorrected and corrected, for each norm, in both readings of the location."""
+    """Return the columns of each norm: uncorrected, and corrected with both readings of the location."""
     columns = []
     for norm in norms:
         keep = PAPERS[set_name][norm]
@@ -120,14 +131,13 @@ def _iterations() -> tuple[Column, ...]:
 
 
 def _rivals() -> tuple[Column, ...]:
-    """All methods and streams. The stateless ones, whose number is one for all streams, come first."""
-    full = Correction(lambda1=0.5, lambda2=0.0, location="match")
+    """Return all methods and streams. Stateless methods, which have the same result in all streams, come first."""
     stateless: tuple[Method, ...] = (
         Uncorrected(),
         Correct(1.0, 0.2),
         Correct(1.0, 0.2, location="match"),
         Mixed(8),
-        CorrectMixed(full.lambda1, full.lambda2, location=full.location, prior=8),
+        CORRECTED_MIXING,
         RULES[0],
     )
     batched: tuple[Method, ...] = (BatchStatistics(), Tent(), Tent(continual=True))
@@ -150,7 +160,7 @@ def _rivals() -> tuple[Column, ...]:
 
 
 def _beyond(set_name: str, norms: tuple[str, ...]) -> tuple[Column, ...]:
-    """Single-image methods on all models of a set: our rule and what it has to beat."""
+    """Return single-image methods on all models of a set: our rule and its rivals."""
     columns = []
     for norm in norms:
         papers = PAPERS[set_name].get(norm, PAPERS[set_name]["bn"])
@@ -158,6 +168,18 @@ def _beyond(set_name: str, norms: tuple[str, ...]) -> tuple[Column, ...]:
         methods: tuple[Method, ...] = (Uncorrected(), papers, changed(papers, location="match"), *mixed, *RULES)
         columns += [Column(f"{norm}, {method.name}", set_name, norm, method) for method in methods]
     return tuple(columns)
+
+
+def _bench(norms: tuple[str, ...]) -> tuple[Column, ...]:
+    """Return every single-image method at its default settings, on one model per norm."""
+    rivals: tuple[Method, ...] = (InstanceAware(), Intent(), ChannelQuantile(), Aqr(), Pea(), Views(), Memo())
+    methods: tuple[Method, ...] = (Uncorrected(), PAPERS["cifar10"]["bn"], RULES[0], *MIXING, CORRECTED_MIXING, *rivals)
+    return tuple(
+        Column(f"{norm}, {method.name}", "cifar10", norm, method, seeds=(0,), images=BENCH_IMAGES)
+        for norm in norms
+        for method in methods
+        if norm in ("bn", PUBLIC) or not method.needs.batch_norm
+    )
 
 
 _PROTOCOL = (
@@ -173,8 +195,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "cifar10",
         _columns("cifar10"),
         severities=(0, 1, 2, 3, 4, 5),
-        note="The paper's cells are means over six numbers, the clean set and five severities (the points of its "
-        "Figures 4 and 5 add up to them in no other way), and so are ours. Its average is over the corruptions.",
+        note="The paper's cells are means over six numbers, the clean set and five severities (no other combination of "
+        "the points in its Figures 4 and 5 gives them), and so are ours. Its average is over the corruptions.",
     ),
     Experiment(
         "table3",
@@ -182,8 +204,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "imagenet",
         _columns("imagenet"),
         mce=True,
-        note="The BN columns are of another ResNet-50 than the paper's (a published one, stride on the first 1 x 1), "
-        "on 500 validation images; it is calibrated on 500 others. The paper's mCE is over all 19 corruptions.",
+        note="The BN columns use a published ResNet-50, not the paper's (it has the stride on the first 1 x 1), on 500 "
+        "validation images, calibrated on 500 others. The paper's mCE is over all 19 corruptions.",
     ),
     Experiment("table4", "MNIST: step sizes and iterations", "mnist", rows="setting"),
     Experiment(
@@ -193,8 +215,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         _columns("cifar10"),
         severities=(5,),
         identity=1,
-        note="The paper's BN columns here are those of ten models of which one has failed (its clean accuracy of 83.52 "
-        "is nine models at 91.67 and one at 10), which its Table 2 and Figure 4 leave out: hence spreads of up to 24.",
+        note="In the paper's BN columns, one of ten models seems to have failed: a clean accuracy of 83.52 is nine "
+        "models at 91.67 and one at 10. Its Table 2 and Figure 4 leave that model out. This explains spreads of up to "
+        "24.",
     ),
     Experiment(
         "table6",
@@ -209,15 +232,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("figure2", "Activations of the first layer before and after", "mnist", rows="picture", norms=("bn",)),
     Experiment(
         "figure3",
-        "MNIST-C: accuracy over iterations, one model a norm",
+        "MNIST-C: accuracy over iterations, one model per norm",
         "mnist",
         _iterations(),
         rows="curve",
         identity=1,
         note="The paper does not say which sets its average is over; ours is over the 15 corruptions and the clean "
-        "set. Its points are no function of the effective step: with batch norm, one iteration at a step of 0.56 gives "
-        "78.6, two at 0.52 give 83.2, and the other norms show the same. What the paper ran does something from the "
-        "second iteration on that it does not do in the first, and that neither of our readings does.",
+        "set. Its points are not a function of the effective step: with batch norm, one iteration at a step of 0.56 "
+        "gives 78.6, but two at 0.52 give 83.2. The other norms show the same. So the paper's program does something "
+        "from the second iteration on that it does not do in the first, and that neither of our readings does.",
     ),
     Experiment("figure4", "CIFAR-10-C: accuracy over severity", "cifar10", _columns("cifar10"), rows="severity"),
     Experiment(
@@ -248,9 +271,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "cifar10",
         _rivals(),
         rows="stream",
-        note=f"Not in the paper. Three models a norm, batches of 200. One image at a time is costly for methods that "
-        f"learn, so there it is {FEW} images a set at severity 5. Stateless methods have one number for all streams. "
-        "Where a set has no more images than a batch, sorting makes no difference, and TENT answers before it learns.",
+        note=f"Not in the paper. Three models per norm, batches of 200. Single images are costly for methods that "
+        f"learn, so the single stream has {FEW} images per set, at severity 5. Stateless methods have the same result "
+        "in all streams. If a set fits into one batch, sorting makes no difference, and TENT answers before it learns.",
     ),
     Experiment(
         "beyond-cifar10",
@@ -268,7 +291,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "mnist",
         _beyond("mnist", NORMS),
         rows="paired",
-        note="Not in the paper. Nothing was chosen on any of MNIST-C's corruptions.",
+        note="Not in the paper. No constant was chosen on MNIST-C.",
     ),
     Experiment(
         "beyond-imagenet",
@@ -280,12 +303,23 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         norms=("bn",),
         note=f"{_PROTOCOL} 500 validation images; calibrated on 500 others.",
     ),
+    Experiment(
+        "bench",
+        "CIFAR-10-C: every single-image method at its default settings",
+        "cifar10",
+        _bench((PUBLIC, *NORMS)),
+        rows="paired",
+        over=tuple(ERRORS),
+        norms=(PUBLIC, *NORMS),
+        note=f"{_PROTOCOL} One model per norm, at most {BENCH_IMAGES} images per set.",
+        reported=False,  # until its rows are committed
+    ),
 )
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment of that name."""
+    """Return the experiment of that name."""
     by_name = {e.name: e for e in EXPERIMENTS}
     if name not in by_name:
-        raise ValueError(f"there is no {name!r}; there are {', '.join(by_name)}")
+        raise ValueError(f"unknown experiment {name!r}; known: {', '.join(by_name)}")
     return by_name[name]

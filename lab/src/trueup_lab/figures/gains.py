@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trueup_lab.evaluation import Row
+from trueup_lab.evaluation import EvaluationRow
 from trueup_lab.experiments import Experiment, differences
 from trueup_lab.figures.style import BLUE, COLUMN, GREY, NAMES, ORANGE, pyplot, quiet, save, small
 
 
-def draw_gains(experiment: Experiment, rows: Sequence[Row], path: Path) -> Path | None:
+def draw_gains(experiment: Experiment, rows: Sequence[EvaluationRow], path: Path) -> Path | None:
     """Draw one panel per norm and one line per method: gains on clean and corrupted images, with deviations."""
     panels = {}
     for norm in experiment.norms:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,9 +20,50 @@ from trueup_lab.experiments.specs import PAPERS
 from trueup_lab.figures.activations import draw_before_and_after, draw_dissimilar, draw_maps, draw_stationarity
 from trueup_lab.figures.curves import draw_iterations, draw_severities
 from trueup_lab.figures.gains import draw_gains
+from trueup_lab.tables import number, write_table
 
 SAMPLE = 1  # the test image of Figures 1 and 2
 ENOUGH = 5000  # images for figures of means and distributions
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """Means over one map of Figure 1."""
+
+    image: str
+    layer: int
+    mean_uncorrected: float = number(".5g")
+    mean_corrected: float = number(".5g")
+    mean_absolute_difference: float = number(".5g")
+
+
+@dataclass(frozen=True)
+class QuantileRow:
+    """Quantiles of the distributions in Figure 2."""
+
+    level: float = number(".5g")
+    before: float = number(".5g")
+    after: float = number(".5g")
+    target: float = number(".5g")
+
+
+@dataclass(frozen=True)
+class OrderStatisticRow:
+    """One order statistic of Figure 7: its mean and standard deviation over images."""
+
+    norm: str
+    rank: int
+    target: float = number(".5g")
+    spread: float = number(".5g")
+
+
+@dataclass(frozen=True)
+class DistanceRow:
+    """Distance between two images of Figure 8."""
+
+    image: int
+    other: int
+    distance: float = number(".5g")
 
 
 def draw(experiment: Experiment, results: Path, *, root: Path | None = None, images: int | None = None) -> list[Path]:
@@ -63,16 +104,12 @@ def _maps(subjects: Sequence[Subject], path: Path, root: Path | None, images: in
         for name, pixels in shown.items()
     }
     table = [
-        (
-            name,
-            layer,
-            *(f"{float(value):.5g}" for value in (plain.mean(), corrected.mean(), (corrected - plain).abs().mean())),
-        )
+        MapRow(name, layer, float(plain.mean()), float(corrected.mean()), float((corrected - plain).abs().mean()))
         for name, one in maps.items()
         for layer, (plain, corrected) in enumerate(zip(one.plain, one.corrected, strict=True), start=1)
     ]
-    head = ("image", "layer", "mean_uncorrected", "mean_corrected", "mean_absolute_difference")
-    return [draw_maps(maps, path), _table(path, head, table)]
+    write_table(path.with_suffix(".csv"), MapRow, table)
+    return [draw_maps(maps, path), path.with_suffix(".csv")]
 
 
 def _before_and_after(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
@@ -83,8 +120,9 @@ def _before_and_after(subjects: Sequence[Subject], path: Path, root: Path | None
     data = before_and_after(subject.model, targets, correction, subject.normalisation(noisy)[0])
     levels = torch.linspace(0, 1, 257)
     columns = [torch.quantile(values.flatten(), levels) for values in (data.before, data.after, data.target)]
-    table = [(f"{level:.5g}", *(f"{float(c[k]):.5g}" for c in columns)) for k, level in enumerate(levels.tolist())]
-    return [draw_before_and_after(data, path), _table(path, ("level", "before", "after", "target"), table)]
+    table = [QuantileRow(*values) for values in torch.stack([levels, *columns], dim=1).tolist()]
+    write_table(path.with_suffix(".csv"), QuantileRow, table)
+    return [draw_before_and_after(data, path), path.with_suffix(".csv")]
 
 
 def _stationarity(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
@@ -92,16 +130,18 @@ def _stationarity(subjects: Sequence[Subject], path: Path, root: Path | None, im
     table = []
     for norm, one in by_norm.items():
         few = torch.linspace(0, len(one.mean) - 1, 257).long()
-        table += [(norm, int(k), f"{float(one.mean[k]):.5g}", f"{float(one.spread[k]):.5g}") for k in few]
-    return [draw_stationarity(by_norm, path), _table(path, ("norm", "rank", "target", "spread"), table)]
+        table += [OrderStatisticRow(norm, int(k), float(one.mean[k]), float(one.spread[k])) for k in few]
+    write_table(path.with_suffix(".csv"), OrderStatisticRow, table)
+    return [draw_stationarity(by_norm, path), path.with_suffix(".csv")]
 
 
 def _dissimilar(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
     subject = subjects[0]
     data = most_dissimilar(subject.model, "bn1", _batches(subject, "test", root, images))
     farthest = data.distance.argsort(descending=True)[:20].tolist()
-    table = [(data.first, number, f"{float(data.distance[number]):.5g}") for number in farthest]
-    return [draw_dissimilar(data, path), _table(path, ("image", "other", "distance"), table)]
+    table = [DistanceRow(data.first, other, float(data.distance[other])) for other in farthest]
+    write_table(path.with_suffix(".csv"), DistanceRow, table)
+    return [draw_dissimilar(data, path), path.with_suffix(".csv")]
 
 
 _PICTURES: dict[str, Callable[[Sequence[Subject], Path, Path | None, int], list[Path]]] = {
@@ -116,13 +156,3 @@ def _batches(subject: Subject, split: str, root: Path | None, images: int) -> It
     """Yield the first `images` of a split, normalised for the subject."""
     pixels = SETS[subject.set].load(split, root).images[:images]
     return (subject.normalisation(part) for part in torch.split(pixels, 250))
-
-
-def _table(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """Write the numbers of a figure beside it."""
-    beside = path.with_suffix(".csv")
-    with beside.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(head)
-        writer.writerows(rows)
-    return beside

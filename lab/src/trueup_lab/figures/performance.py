@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trueup_lab.figures.style import BLUE, COLUMN, GREY, ORANGE, pyplot, quiet, save, small
-from trueup_lab.performance import Row
+from trueup_lab.performance import TimingRow
 
 
-def draw_scaling(rows: Sequence[Row], path: Path) -> Path:
+def draw_scaling(rows: Sequence[TimingRow], path: Path) -> Path:
     """Draw time over activations per row, and over rows: by histogram, by sorting, and for a copy of the tensor."""
     rows = [row for row in rows if row.case == "scaling"]
     with small():

@@ -1,18 +1,17 @@
-"""Source models: ResNets with batch, group or filter response norm, six other architectures, their checkpoints."""
+"""Source models: ResNets with batch, group or filter response norm, other architectures, and their files."""
 
 from trueup_lab.models.architectures import ARCHITECTURES
 from trueup_lab.models.convnext import ConvNeXt
 from trueup_lab.models.efficientnet_lite import EfficientNetLite0
 from trueup_lab.models.espnet import ESPNet
-from trueup_lab.models.mobilenet_v2 import MobileNetV2
-from trueup_lab.models.vgg import VGG
-from trueup_lab.models.vit import ViT
-
 from trueup_lab.models.files import Record, read_models, read_record, save_models
-from trueup_lab.models.norms import NORMS, TLU, FilterResponseNorm, Norm
+from trueup_lab.models.mobilenet_v2 import MobileNetV2
+from trueup_lab.models.norms import NORMS, TLU, FilterResponseNorm, NormName
 from trueup_lab.models.public import load_public
 from trueup_lab.models.resnet20 import ResNet20
 from trueup_lab.models.resnet50 import ResNet50
+from trueup_lab.models.vgg import VGG
+from trueup_lab.models.vit import ViT
 from trueup_lab.models.zoo import load, names, record
 
 __all__ = [
@@ -25,7 +24,7 @@ __all__ = [
     "EfficientNetLite0",
     "FilterResponseNorm",
     "MobileNetV2",
-    "Norm",
+    "NormName",
     "Record",
     "ResNet20",
     "ResNet50",

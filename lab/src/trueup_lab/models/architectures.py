@@ -1,4 +1,4 @@
-"""The architectures that can be trained and stored here, by name. A new one is one file and one line here."""
+"""The architectures that can be trained and stored, by name. A new one is one file and one line here."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 
 from trueup_lab.models.convnext import ConvNeXt
 from trueup_lab.models.mobilenet_v2 import MobileNetV2
-from trueup_lab.models.norms import NORMS, Norm
+from trueup_lab.models.norms import NORMS, NormName
 from trueup_lab.models.resnet20 import ResNet20, Shortcut
 from trueup_lab.models.vgg import VGG
 from trueup_lab.models.vit import ViT
 
 
 class Variant(Protocol):
-    """What a builder may read: of a `Record`, all that decides the network's shape."""
+    """The fields of a `Record` that determine the network's shape."""
 
     @property
     def norm(self) -> str: ...
@@ -33,7 +33,7 @@ class Variant(Protocol):
 
 @dataclass(frozen=True)
 class Architecture:
-    """The norms that a network comes with, the usual one first, and how it is built."""
+    """The norms that a network can have, the default first, and the function that builds it."""
 
     norms: tuple[str, ...]
     build: Callable[[Variant], nn.Module]
@@ -41,7 +41,7 @@ class Architecture:
 
 def _resnet20(variant: Variant) -> nn.Module:
     return ResNet20(
-        cast(Norm, variant.norm),  # refused there if it is none
+        cast(NormName, variant.norm),  # ResNet20 refuses an unknown one
         channels=variant.channels,
         classes=variant.classes,
         shortcut=variant.shortcut,
@@ -59,7 +59,7 @@ ARCHITECTURES = {
 
 
 def find_architecture(name: str) -> Architecture:
-    """The architecture called `name`.
+    """Return the architecture called `name`.
 
     >>> find_architecture("convnext").norms
     ('ln',)
@@ -70,7 +70,7 @@ def find_architecture(name: str) -> Architecture:
 
 
 def check_variant(architecture: str, norm: str) -> None:
-    """Refuse an architecture that is not known, or a norm that it does not come with."""
+    """Raise if the architecture is unknown, or cannot have this norm."""
     known = find_architecture(architecture).norms
     if norm not in known:
         raise ValueError(f"unknown norm {norm!r}; known: {', '.join(known)} (of architecture {architecture})")

@@ -1,4 +1,4 @@
-"""A small ConvNeXt (Liu et al., 2022) with layer norm, for images of 32 x 32."""
+"""A small ConvNeXt (Liu et al., 2022) with layer norm, for 32 x 32 images."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from trueup_lab.models.initialise import initialise_narrow
 
 STAGES = ((64, 2), (128, 4), (256, 2))
-"""Width and number of blocks; each stage begins by halving the map."""
+"""Width and number of blocks of each stage. A stage begins by halving the map."""
 EPS = 1e-6
 SCALE = 0.1
-"""Start of each block's learned scale. The original's 1e-6 is for networks of dozens of blocks, trained for long."""
+"""Initial value of each block's learned scale. The original's 1e-6 suits deep networks with long training."""
 
 
 class ConvNeXt(nn.Module):
@@ -26,7 +26,7 @@ class ConvNeXt(nn.Module):
         width_in = channels
         for k, (width, blocks) in enumerate(STAGES):
             halve = nn.Conv2d(width_in, width, 2, stride=2)
-            # The image has no norm before its convolution, but one after it.
+            # The first convolution reads the image, so its norm comes after it.
             down = [halve, ChannelNorm(width)] if k == 0 else [ChannelNorm(width_in), halve]
             stages.append(nn.Sequential(*down, *(Block(width) for _ in range(blocks))))
             width_in = width
@@ -41,7 +41,7 @@ class ConvNeXt(nn.Module):
 
 
 class Block(nn.Module):
-    """7 x 7 depthwise convolution, layer norm, and a perceptron of four times the width on each pixel."""
+    """A 7 x 7 depthwise convolution, layer norm, and per pixel a perceptron four times as wide; with a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class ChannelNorm(nn.Module):
-    """Layer norm over the channels of each pixel, on (batch, channels, height, width)."""
+    """Layer norm over the channels of each pixel of (batch, channels, height, width)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

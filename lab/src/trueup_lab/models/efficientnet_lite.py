@@ -24,8 +24,8 @@ EPS = 1e-3
 class EfficientNetLite0(nn.Module):
     """Images (batch, `channels`, height, width) to logits (batch, `classes`).
 
-    Parameters are named as in the package efficientnet_lite_pytorch, and convolutions pad as TensorFlow's "SAME".
-    The public weights want pixels from 0 to 255 as `(pixel - 127) / 128`.
+    Parameters have the names of the package efficientnet_lite_pytorch, and convolutions have TensorFlow's "SAME"
+    padding. The public weights expect pixels from 0 to 255 as `(pixel - 127) / 128`.
     """
 
     def __init__(self, classes: int = 1000, channels: int = 3) -> None:
@@ -55,7 +55,7 @@ class EfficientNetLite0(nn.Module):
 
 
 class Block(nn.Module):
-    """1 x 1 up to `expansion` times the width, depthwise, 1 x 1 down; a shortcut where shapes agree."""
+    """A 1 x 1 convolution up to `expansion` times the width, a depthwise one, a 1 x 1 down; maybe a shortcut."""
 
     def __init__(self, width_in: int, width: int, expansion: int, stride: int, kernel: int) -> None:
         super().__init__()
@@ -82,8 +82,8 @@ class Block(nn.Module):
 class SameConv2d(nn.Conv2d):
     """A convolution with stride 1 or 2 and TensorFlow's "SAME" padding, which depends on the input's size.
 
-    With stride 2 a side of even length gets `kernel - 2` zeros and one of odd length `kernel - 1`; where that number
-    is odd, the extra zero comes last.
+    With stride 2, a side of even length gets `kernel - 2` zeros, one of odd length `kernel - 1`. If that number is odd,
+    the extra zero comes last.
     """
 
     def __init__(self, width_in: int, width: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:

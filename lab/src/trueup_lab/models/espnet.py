@@ -11,8 +11,8 @@ EPS = 1e-3
 class ESPNet(nn.Module):
     """Images (batch, 3, height, width) to logits (batch, `classes`, height, width); any size.
 
-    `blocks` are the numbers of pyramids at a quarter and an eighth of the size (p and q in the paper). Parameters are
-    named as in the authors' code. The CamVid weights want blue, green, red.
+    `blocks` are the numbers of pyramids at a quarter and an eighth of the size (p and q in the paper). Parameters have
+    the names of the authors' code. The CamVid weights expect channels in the order blue, green, red.
     """
 
     def __init__(self, classes: int = 12, blocks: tuple[int, int] = (2, 8)) -> None:
@@ -38,7 +38,7 @@ class ESPNet(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Features at half (19 channels) and a quarter (131) of the size, and logits at an eighth."""
+    """Computes features at half (19 channels) and a quarter (131) of the size, and logits at an eighth."""
 
     def __init__(self, classes: int, blocks: tuple[int, int]) -> None:
         super().__init__()
@@ -65,9 +65,10 @@ class Encoder(nn.Module):
 
 
 class Dilated(nn.Module):
-    """Five 3 x 3 convolutions of growing dilation, of a fifth of `width` each.
+    """Five 3 x 3 convolutions of growing dilation, each with a fifth of `width`.
 
-    All but the first are summed up in turn before they are joined, which removes the grid that dilation leaves.
+    All but the first are summed cumulatively before they are concatenated, which removes the gridding artefacts of
+    dilation.
     """
 
     def __init__(self, width: int) -> None:
@@ -80,7 +81,7 @@ class Dilated(nn.Module):
         self.d16 = Convolution(part, part, 3, dilation=16)
 
     def pyramid(self, x: Tensor) -> Tensor:
-        """All five, joined."""
+        """Return the outputs of all five, concatenated."""
         sum2 = self.d2(x)
         sum4 = sum2 + self.d4(x)
         sum8 = sum4 + self.d8(x)
@@ -89,7 +90,7 @@ class Dilated(nn.Module):
 
 
 class Pyramid(Dilated):
-    """A 1 x 1 convolution down to a fifth, the pyramid, and a shortcut round them."""
+    """A 1 x 1 convolution down to a fifth of the width, the pyramid, and a shortcut."""
 
     def __init__(self, width_in: int, width: int, has_shortcut: bool = True) -> None:
         super().__init__(width)
@@ -104,7 +105,7 @@ class Pyramid(Dilated):
 
 
 class DownPyramid(Dilated):
-    """A 3 x 3 convolution with stride 2 down to a fifth, and the pyramid."""
+    """A 3 x 3 convolution with stride 2 down to a fifth of the width, and the pyramid."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__(width)
@@ -118,7 +119,7 @@ class DownPyramid(Dilated):
 
 
 class Convolution(nn.Module):
-    """A convolution without bias that keeps the size, but for its stride."""
+    """A convolution without bias, padded to keep the size if its stride is 1."""
 
     def __init__(self, width_in: int, width: int, kernel: int, *, stride: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -158,10 +159,10 @@ class ConvolutionNormActivation(nn.Module):
 
 
 def _twice(width: int) -> nn.ConvTranspose2d:
-    """Twice the height and width, learned."""
+    """Return a learned upsampling to twice the height and width."""
     return nn.ConvTranspose2d(width, width, 2, stride=2, bias=False)
 
 
 def _cropped(x: Tensor, like: Tensor) -> Tensor:
-    """`x` without the last row and column where it has one more than `like`: halving an odd size rounds up."""
+    """Cut `x` to the size of `like`. It can be one row or column larger, because halving an odd size rounds up."""
     return x[:, :, : like.shape[2], : like.shape[3]]

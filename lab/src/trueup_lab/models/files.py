@@ -1,4 +1,4 @@
-"""Trained models in a file: one network, one or many seeds, and a record of how they came about."""
+"""Files of trained models: one network, one or many seeds, and a record of the training."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What the models of a file are: networks of one architecture that differ in their seed only.
+    """Description of the models of a file, which differ only in their seed.
 
-    `shortcut` and `groups` are of ResNet-20.
+    `shortcut` and `groups` apply to ResNet-20.
     """
 
     set: str
@@ -35,14 +35,14 @@ class Record:
     shortcut: Shortcut = "projection"
     groups: int = GROUPS
     accuracy: Mapping[int, float] = field(default_factory=dict)
-    """By seed: the part of the set's clean test images that the model, as stored here, has right."""
+    """Share of clean test images that each stored model classifies correctly, by seed."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """The recipe, the precision, the device, the versions."""
+    """Recipe, precision, device and versions."""
     architecture: str = "resnet20"
 
     @property
     def name(self) -> str:
-        """What the network is called.
+        """Name of the network.
 
         >>> Record("cifar10", "bn", channels=3).name
         'resnet20-bn-cifar10'
@@ -50,7 +50,7 @@ class Record:
         return f"{self.architecture}-{self.norm}-{self.set}"
 
     def build(self) -> nn.Module:
-        """The network, untrained."""
+        """Return the untrained network."""
         return find_architecture(self.architecture).build(self)
 
 
@@ -66,21 +66,25 @@ def save_models(path: str | os.PathLike[str], weights: Mapping[int, Mapping[str,
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """The record of a file that `save_models` wrote, without its weights."""
+    """Read the record of a file that `save_models` wrote."""
     with safe_open(os.fspath(path), framework="pt") as file:
         metadata: dict[str, str] = file.metadata() or {}
     facts = json.loads(metadata.get("trueup", "{}"))
     if facts.get("kind") != "models":
-        raise ValueError(f"{os.fspath(path)} holds no models of trueup; models.load_public may read it")
+        raise ValueError(
+            f"{os.fspath(path)} holds no models of trueup; for a published network, try models.load_public"
+        )
     if facts["format"] != FORMAT:
-        raise ValueError(f"{os.fspath(path)} is in format {facts['format']}, this trueup reads {FORMAT}; update it")
+        raise ValueError(
+            f"{os.fspath(path)} is in format {facts['format']}, this version reads {FORMAT}; update trueup-lab"
+        )
     accuracy = {int(seed): value for seed, value in facts["accuracy"].items()}
     rest = {key: value for key, value in facts.items() if key not in ("format", "kind", "accuracy")}
     return Record(**rest, accuracy=accuracy)
 
 
 def read_models(path: str | os.PathLike[str]) -> dict[int, nn.Module]:
-    """The models of a file that `save_models` wrote, by seed, in float32 and `eval` mode."""
+    """Read the models of a file that `save_models` wrote, by seed, in float32 and evaluation mode."""
     record = read_record(path)
     by_seed: dict[int, dict[str, Tensor]] = {}
     with safe_open(os.fspath(path), framework="pt") as file:
@@ -91,8 +95,8 @@ def read_models(path: str | os.PathLike[str]) -> dict[int, nn.Module]:
 
 
 def shipped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights as they are stored: float16, but float32 for vectors (norms, statistics, biases).
+    """Return the weights as they are stored: float16, but float32 for vectors (norms, statistics, biases).
 
-    A running variance may lie outside float16's range, and the vectors are one part in a hundred of the file.
+    A running variance may lie outside float16's range, and vectors are only about 1 % of the file.
     """
     return {key: (value.half() if value.dim() > 1 else value.float()) for key, value in weights.items()}

@@ -22,8 +22,8 @@ STEM, HEAD = 32, 1280
 class MobileNetV2(nn.Module):
     """Images (batch, `channels`, height, width) to logits (batch, `classes`). Parameters have torchvision's names.
 
-    With `small`, for images of 32 x 32, the stem and the first stage that would halve the map keep its size: the last
-    map is then 4 x 4 instead of 1 x 1.
+    With `small`, for 32 x 32 images, the stem and the first stage with a stride do not halve the map, so the last map
+    is 4 x 4 instead of 1 x 1.
     """
 
     def __init__(self, classes: int = 1000, channels: int = 3, small: bool = False) -> None:
@@ -45,7 +45,7 @@ class MobileNetV2(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """1 x 1 up to `expansion` times the width, 3 x 3 depthwise, 1 x 1 down; a shortcut where shapes agree."""
+    """A 1 x 1 convolution up to `expansion` times the width, a 3 x 3 depthwise, a 1 x 1 down; maybe a shortcut."""
 
     def __init__(self, width_in: int, width: int, expansion: int, stride: int) -> None:
         super().__init__()

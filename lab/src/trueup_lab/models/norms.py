@@ -1,9 +1,9 @@
-"""Normalisation layers by name, and the activation that belongs to each.
+"""Normalisation layers by name, and the activation that follows each.
 
 | name       | layer                                                     | activation                |
 |------------|-----------------------------------------------------------|---------------------------|
 | `bn`       | batch norm                                                | ReLU                      |
-| `gn`       | group norm; the number of groups is the network's choice  | ReLU                      |
+| `gn`       | group norm; the network sets the number of groups         | ReLU                      |
 | `frn`      | filter response norm                                      | thresholded unit, `TLU`   |
 | `frn-relu` | filter response norm                                      | ReLU                      |
 """
@@ -15,23 +15,23 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-Norm = Literal["bn", "gn", "frn", "frn-relu"]
-NORMS: tuple[Norm, ...] = get_args(Norm)
+NormName = Literal["bn", "gn", "frn", "frn-relu"]
+NORMS: tuple[NormName, ...] = get_args(NormName)
 
 
 class FilterResponseNorm(nn.Module):
-    """Each channel of each image divided by the root of its mean square, then scaled and shifted.
+    """Divide each channel of each image by its root mean square, then scale and shift it (Singh and Krishnan, 2019).
 
-    With `nu2` the mean of `x**2` over height and width, `y = weight * x / sqrt(nu2 + |eps|) + bias` on
-    (batch, channels, height, width) (Singh and Krishnan, 2019). No mean is removed, and an image's
-    output does not depend on its batch.
+    On (batch, channels, height, width), with `nu2` the mean of `x**2` over height and width:
+    `y = weight * x / sqrt(nu2 + |eps|) + bias`. The mean is not removed, and an image's output does not depend on its
+    batch.
 
     >>> FilterResponseNorm(1)(torch.tensor([[[[3.0, -3.0]]]])).round(decimals=3)
     tensor([[[[ 1., -1.]]]], grad_fn=<RoundBackward1>)
     """
 
     trueup_site = "norm"
-    """Says that this module is a norm with the channels second, to whoever looks for those in a network."""
+    """Tells `trueup.sites` that this module is a norm with its channels in the second dimension."""
 
     def __init__(self, channels: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class FilterResponseNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        # In the precision of the parameters, which autocast leaves in float32.
+        # Computed in the precision of the parameters, which autocast leaves in float32.
         nu2 = x.type_as(self.weight).square().mean(dim=(2, 3), keepdim=True)
         scale = self.weight.view(1, -1, 1, 1) * torch.rsqrt(nu2 + abs(self.eps))
         return (x * scale + self.bias.view(1, -1, 1, 1)).type_as(x)
@@ -51,14 +51,14 @@ class FilterResponseNorm(nn.Module):
 
 
 class TLU(nn.Module):
-    """The thresholded linear unit `max(x, tau)`, one learned threshold a channel: the activation of FRN.
+    """The thresholded linear unit `max(x, tau)` with one learned threshold per channel: the activation of FRN.
 
     >>> TLU(1)(torch.tensor([[[[-1.0, 2.0]]]])).tolist()
     [[[[0.0, 2.0]]]]
     """
 
     trueup_site = True
-    """Says that this module is an activation function, to whoever looks for those in a network."""
+    """Tells `trueup.sites` that this module is an activation function."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ class TLU(nn.Module):
         return f"{self.channels}"
 
 
-def norm_layer(norm: Norm, channels: int, *, groups: int, eps: float | None = None) -> nn.Module:
-    """The normalisation called `norm` for `channels`; `groups` is for group norm, `eps` None for its default.
+def norm_layer(norm: NormName, channels: int, *, groups: int, eps: float | None = None) -> nn.Module:
+    """Return the norm called `norm`. `groups` applies to group norm; `eps` None is the norm's default.
 
     >>> norm_layer("frn", 16, groups=8)
     FilterResponseNorm(16, eps=1e-06)
@@ -86,8 +86,8 @@ def norm_layer(norm: Norm, channels: int, *, groups: int, eps: float | None = No
     return FilterResponseNorm(channels, eps=1e-6 if eps is None else eps)
 
 
-def has_threshold(norm: Norm) -> bool:
-    """Whether the activation that follows `norm` is the thresholded unit and not ReLU.
+def has_threshold(norm: NormName) -> bool:
+    """Return whether the activation after `norm` is the thresholded unit instead of ReLU.
 
     >>> has_threshold("frn"), has_threshold("frn-relu")
     (True, False)
@@ -97,6 +97,6 @@ def has_threshold(norm: Norm) -> bool:
 
 
 def check_norm(norm: str) -> None:
-    """Refuse a norm that is not one of `NORMS`."""
+    """Raise if the norm is not one of `NORMS`."""
     if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}; known: {', '.join(NORMS)}")

@@ -1,4 +1,4 @@
-"""Checkpoints that others published, read into the classes here."""
+"""Reading of published checkpoints into the networks of this package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Build = Callable[[Weights, Mapping[str, str]], nn.Module]
 def load_public(path: str | os.PathLike[str]) -> nn.Module:
     """Load a published network from a safetensors file, in float32 and `eval` mode.
 
-    The keys say which network it is:
+    A key of the file tells which network it is:
 
     | key                         | network                                                                        |
     |-----------------------------|--------------------------------------------------------------------------------|
@@ -32,8 +32,8 @@ def load_public(path: str | os.PathLike[str]) -> nn.Module:
     | `_blocks.15._bn2.weight`    | EfficientNet-Lite0, names of the package efficientnet_lite_pytorch             |
     | `encoder.level2_0.c1...`    | ESPNet with its decoder, the authors' names                                    |
 
-    A ResNet-50's metadata may say where the stride is (`stride`: `3x3` or `1x1`), what the norm adds to the variance
-    (`eps`), and which norm it is, if not batch norm (`norm`: `bn`, `gn`, `frn` or `frn-relu`).
+    The metadata of a ResNet-50 may hold the convolution that has the stride (`stride`: `3x3` or `1x1`), the norm's
+    epsilon (`eps`), and the norm if it is not batch norm (`norm`: `bn`, `gn`, `frn` or `frn-relu`).
     """
     with safe_open(os.fspath(path), framework="pt") as file:
         metadata: dict[str, str] = file.metadata() or {}
@@ -44,7 +44,7 @@ def load_public(path: str | os.PathLike[str]) -> nn.Module:
                 weights = {key.replace("linear.", "fc."): tensor for key, tensor in weights.items()}
             return load_weights(build(weights, metadata), weights).eval()
     raise ValueError(
-        f"{os.fspath(path)} holds none of the networks that are known by a key ({', '.join(_BUILDERS)}); "
+        f"{os.fspath(path)} holds none of the known networks: expected one of the keys {', '.join(_BUILDERS)}; "
         f"its first keys are {', '.join(sorted(weights)[:4])}"
     )
 
@@ -56,7 +56,7 @@ def _resnet20(weights: Weights, _: Mapping[str, str]) -> nn.Module:
 
 def _resnet50(weights: Weights, metadata: Mapping[str, str]) -> nn.Module:
     return ResNet50(
-        metadata.get("norm", "bn"),  # type: ignore[arg-type]  # refused there if it is none
+        metadata.get("norm", "bn"),  # type: ignore[arg-type]  # ResNet50 refuses an unknown one
         classes=len(weights["fc.weight"]),
         stride_on="1x1" if metadata.get("stride", "3x3") == "1x1" else "3x3",
         eps=float(metadata["eps"]) if "eps" in metadata else None,

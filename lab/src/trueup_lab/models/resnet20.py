@@ -9,23 +9,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup_lab.models.initialise import initialise
-from trueup_lab.models.norms import TLU, Norm, has_threshold, norm_layer
+from trueup_lab.models.norms import TLU, NormName, has_threshold, norm_layer
 
 Shortcut = Literal["projection", "pad"]
 GROUPS = 8
-"""Of group norm: two channels a group in the first stage (16), eight in the last (64)."""
+"""Groups of group norm: two channels per group in the first stage (16), eight in the last (64)."""
 
 
 class ResNet20(nn.Module):
     """Images (batch, `channels`, height, width) to logits (batch, `classes`); any size from 4 x 4 up.
 
-    `shortcut` says how a block's input meets an output of another shape: `"projection"`, a 1 x 1 convolution
-    and a norm (option B), or `"pad"`, every second pixel and zero channels, without parameters (option A).
+    `shortcut` is used where a block changes the shape: `"projection"` is a 1 x 1 convolution and a norm (option B),
+    `"pad"` takes every second pixel and adds channels of zeros, without parameters (option A).
     """
 
     def __init__(
         self,
-        norm: Norm = "bn",
+        norm: NormName = "bn",
         *,
         channels: int = 3,
         classes: int = 10,
@@ -52,9 +52,9 @@ class ResNet20(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut round them, each with its activation."""
+    """Two 3 x 3 convolutions with norms and activations, and a shortcut."""
 
-    def __init__(self, width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcut, groups: int) -> None:
+    def __init__(self, width_in: int, width: int, stride: int, norm: NormName, shortcut: Shortcut, groups: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
         self.bn1 = norm_layer(norm, width, groups=groups)
@@ -79,7 +79,7 @@ class BasicBlock(nn.Module):
 
 
 class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, and `extra` channels of zeros, half before and half after (option A)."""
+    """Take every `stride`-th pixel and add `extra` channels of zeros, half before and half after (option A)."""
 
     def __init__(self, stride: int, extra: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class PadShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
 
-def _stage(width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcut, groups: int) -> nn.Sequential:
+def _stage(width_in: int, width: int, stride: int, norm: NormName, shortcut: Shortcut, groups: int) -> nn.Sequential:
     return nn.Sequential(
         BasicBlock(width_in, width, stride, norm, shortcut, groups),
         BasicBlock(width, width, 1, norm, shortcut, groups),
@@ -99,5 +99,5 @@ def _stage(width_in: int, width: int, stride: int, norm: Norm, shortcut: Shortcu
     )
 
 
-def _activation(norm: Norm, channels: int) -> Callable[[Tensor], Tensor]:
+def _activation(norm: NormName, channels: int) -> Callable[[Tensor], Tensor]:
     return TLU(channels) if has_threshold(norm) else F.relu

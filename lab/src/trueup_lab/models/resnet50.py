@@ -8,23 +8,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup_lab.models.initialise import initialise
-from trueup_lab.models.norms import TLU, Norm, has_threshold, norm_layer
+from trueup_lab.models.norms import TLU, NormName, has_threshold, norm_layer
 
 StrideOn = Literal["3x3", "1x1"]
 GROUPS = 32
-"""Of group norm, as its authors chose for this network (Wu and He, 2018)."""
+"""Groups of group norm, as its authors chose for this network (Wu and He, 2018)."""
 
 
 class ResNet50(nn.Module):
     """Images (batch, 3, height, width) to logits (batch, `classes`). Parameters have torchvision's names.
 
-    `stride_on` says which convolution of a bottleneck takes the stride: `"3x3"` (torchvision, "v1.5") or the
-    first `"1x1"` (the original). `eps` is the norm's; None keeps the norm's own default.
+    `stride_on` is the convolution of a bottleneck that has the stride: `"3x3"` (torchvision, "v1.5") or the first
+    `"1x1"` (the original). `eps` is the norm's; None is the norm's default.
     """
 
     def __init__(
         self,
-        norm: Norm = "bn",
+        norm: NormName = "bn",
         *,
         classes: int = 1000,
         stride_on: StrideOn = "3x3",
@@ -59,10 +59,10 @@ class ResNet50(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1 x 1 down, 3 x 3, 1 x 1 up to four times `width`, and a shortcut round them.
+    """A 1 x 1 convolution down to `width`, a 3 x 3, a 1 x 1 up to four times `width`, and a shortcut.
 
-    With ReLU the three activations are one module, in place, as in torchvision; thresholded units are three,
-    because their thresholds are learned.
+    With ReLU, one module in place serves as all three activations, as in torchvision. Thresholded units are three
+    modules, because their thresholds are learned.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Bottleneck(nn.Module):
         width_in: int,
         width: int,
         stride: int,
-        norm: Norm,
+        norm: NormName,
         stride_on: StrideOn,
         groups: int,
         eps: float | None,

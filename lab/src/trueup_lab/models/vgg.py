@@ -1,4 +1,4 @@
-"""A small VGG (Simonyan and Zisserman, 2015) with batch norm, for images of 32 x 32."""
+"""A small VGG (Simonyan and Zisserman, 2015) with batch norm, for 32 x 32 images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from trueup_lab.models.initialise import initialise
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256))
-"""Widths of the 3 x 3 convolutions; each stage ends by halving the map."""
+"""Widths of the 3 x 3 convolutions. Each stage ends by halving the map."""
 
 
 class VGG(nn.Module):

@@ -1,4 +1,4 @@
-"""A small vision transformer (Dosovitskiy et al., 2021) with layer norm, for images of 32 x 32."""
+"""A small vision transformer (Dosovitskiy et al., 2021) with layer norm, for 32 x 32 images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH, DEPTH, HEADS, EXPANSION = 192, 8, 6, 2
 class ViT(nn.Module):
     """Images (batch, `channels`, 32, 32) to logits (batch, `classes`), through 64 patches of 4 x 4.
 
-    The classifier reads the mean of all patches: no class token. 2.4 million parameters.
+    The classifier reads the mean of all patches; there is no class token. 2.4 million parameters.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3) -> None:
@@ -35,7 +35,7 @@ class ViT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each after a norm and with a shortcut round it."""
+    """Attention and a perceptron, each preceded by a norm and bypassed by a shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each token (batch, tokens, width) takes from all, weighted by how well its query meets their keys."""
+    """Multi-head self-attention over tokens (batch, tokens, width)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,6 +3,4 @@
 from trueup_lab.performance.cases import CASES, PerformanceCase
 from trueup_lab.performance.rows import TimingRow, read_timings, write_timings
 
-Row = TimingRow  # the old name, until the figures import TimingRow
-
-__all__ = ["CASES", "PerformanceCase", "Row", "TimingRow", "read_timings", "write_timings"]
+__all__ = ["CASES", "PerformanceCase", "TimingRow", "read_timings", "write_timings"]

@@ -69,8 +69,12 @@ def _operator_works(batch: int, n: int, device: torch.device) -> dict[str, Calla
     a = x.relu()
     return {
         "copy": x.clone,
-        "correction": lambda: kernels.correct(x, curve, rule, relu=True),
-        "correction by sorting": lambda: functional.correct(a, target, rule, levels=levels),
+        "correction": lambda: kernels.transport(
+            x, curve, rule.step, location=rule.location, sparse=rule.sparse, relu=True
+        ),
+        "correction by sorting": lambda: functional.correct(
+            a, target, rule.step, location=rule.location, sparse=rule.sparse, levels=levels
+        ),
     }
 
 

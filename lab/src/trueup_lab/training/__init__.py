@@ -1,1 +1,1 @@
-"""Training of the source models: recipes as data, many seeds at once on one device, ImageNet on many."""
+"""Training of the source models: many seeds at once on one device, or ImageNet on many devices."""

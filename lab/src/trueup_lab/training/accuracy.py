@@ -1,4 +1,4 @@
-"""How often a model is right."""
+"""Accuracy of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from trueup_lab.data.images import Images, Normalisation
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Images, normalisation: Normalisation, *, batch: int = 1000) -> float:
-    """Part of `data` (on the model's device) that `model` classifies correctly, in `eval` mode and float32."""
+    """Return the share of `data` that `model` classifies correctly, in evaluation mode and float32.
+
+    `data` must be on the model's device.
+    """
     training = model.training
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=data.labels.device)

@@ -1,7 +1,7 @@
-"""Batches of small images: which ones, and how each is shifted, mirrored, mixed with another and partly blanked.
+"""Augmentation of small images: shifting, mirroring, mixing two images, and blanking a box.
 
-Chance enters in two places, `draw_epoch` and `draw_mixing`, pure functions of (seed, epoch); the rest is arithmetic on
-the device. So a run resumed at any epoch sees what it would have seen, on any device.
+All randomness is in `draw_epoch` and `draw_mixing`, pure functions of (seed, epoch). The rest is arithmetic on the
+device. So a resumed run sees the same images as an uninterrupted one, on any device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Draws(NamedTuple):
-    """What chance decides for one epoch: an order of images; for each place in it a shift and a mirroring."""
+    """Random draws for one epoch: the order of images and, for each place in it, a shift and a mirroring."""
 
     order: Tensor  # (n,) int64
     shift: Tensor  # (n, 2) int64, rows and columns, 0 to twice the padding
@@ -22,14 +22,14 @@ class Draws(NamedTuple):
 
 
 class Mixing(NamedTuple):
-    """What chance decides for one epoch about mixing and blanking, for each place in the epoch's order.
+    """Random draws for one epoch about mixing and blanking, for each place in the epoch's order.
 
     A box is (top, left, bottom, right) in pixels, bottom and right not included; it may be empty.
     """
 
-    weight: Tensor  # (n,) float32: of the image itself, outside `box`; inside it is 0
+    weight: Tensor  # (n,) float32: weight of the image itself outside `box`; inside, it is 0
     box: Tensor  # (n, 4) int64
-    blank: Tensor  # (n, 4) int64: where the image becomes 0
+    blank: Tensor  # (n, 4) int64: box in which the image becomes 0
 
 
 def draw_epoch(seed: int, epoch: int, count: int, *, used: int, padding: int, mirror: bool) -> Draws:
@@ -49,9 +49,9 @@ def draw_epoch(seed: int, epoch: int, count: int, *, used: int, padding: int, mi
 def draw_mixing(seed: int, epoch: int, *, used: int, size: tuple[int, int], mixing: float, erasing: float) -> Mixing:
     """Draw for `epoch` of the run with `seed`: `used` places of images of `size` (height, width).
 
-    A part `mixing` of the images is mixed: half by a blend (mixup, Zhang et al., 2018), half by a box (CutMix, Yun et
-    al., 2019), with the image's own part even between 0 and 1. A part `erasing` has a blank box of up to a quarter of
-    the area (Zhong et al., 2020).
+    The share `mixing` of the images is mixed: half by blending (mixup, Zhang et al., 2018), half by a box (CutMix, Yun
+    et al., 2019), with the image's own share uniform between 0 and 1. The share `erasing` gets a blank box of up to a
+    quarter of the area (Zhong et al., 2020).
     """
     generator = _generator(f"{seed}/{epoch}/mixing")
     draws = torch.rand(8, used, generator=generator)
@@ -64,10 +64,10 @@ def draw_mixing(seed: int, epoch: int, *, used: int, size: tuple[int, int], mixi
 
 
 def mix(images: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
-    """Each image (of B, C, H, W) mixed with the one before it in the batch and partly blanked; its own part of that.
+    """Mix each image (B, C, H, W) with the one before it in the batch, and blank its box.
 
-    The part (B,) is a label's weight; the rest is the other label's. Images must already be normalised: 0 is then the
-    mean of all pixels.
+    Also returns the image's own share (B,): the weight of its label; the other label has the rest. Images must be
+    normalised, so that 0 is the mean of all pixels.
     """
     weight, box, blank = mixing
     own = weight[:, None, None] * ~_inside(box, images)
@@ -77,9 +77,9 @@ def mix(images: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
 
 
 def crop_and_mirror(images: Tensor, shift: Tensor, mirror: Tensor, padding: int) -> Tensor:
-    """Each image padded with `padding` black pixels, cut to its size at `shift`, mirrored where `mirror`.
+    """Pad each image with `padding` black pixels, crop it to its size at `shift`, and mirror it where `mirror`.
 
-    `images` (B, C, H, W), `shift` (B, 2), `mirror` (B,). One gather, no copy of the padded images.
+    `images` is (B, C, H, W), `shift` (B, 2), `mirror` (B,). One gather, without a copy of the padded images.
     """
     height, width = images.shape[2:]
     rows = shift[:, :1] + torch.arange(height, device=images.device) - padding
@@ -92,7 +92,7 @@ def crop_and_mirror(images: Tensor, shift: Tensor, mirror: Tensor, padding: int)
 
 
 def _inside(box: Tensor, images: Tensor) -> Tensor:
-    """Whether each pixel lies in its image's box: (B, H, W)."""
+    """Mask of the pixels inside each image's box (B, H, W)."""
     rows, columns = (torch.arange(n, device=images.device) for n in images.shape[2:])
     top, left, bottom, right = box.unbind(1)
     in_rows = (rows >= top[:, None]) & (rows < bottom[:, None])
@@ -101,7 +101,7 @@ def _inside(box: Tensor, images: Tensor) -> Tensor:
 
 
 def _boxes(area: Tensor, centre: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes of the image's shape with a part `area` (n,) of it around `centre` (2, n), cut off at its edges: (n, 4)."""
+    """Boxes (n, 4) with the share `area` (n,) of the image around `centre` (2, n), cut off at the image's edges."""
     extent = torch.tensor(size)[:, None]
     half = area.sqrt() * extent / 2
     middle = centre * extent

@@ -1,4 +1,4 @@
-"""A run on disk: tensors and what goes with them in one file, written whole or not at all."""
+"""Checkpoint files: tensors and JSON facts in one safetensors file, written atomically."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and facts that `save_checkpoint` wrote."""
+    """Read the tensors and facts that `save_checkpoint` wrote."""
     with safe_open(str(path), framework="pt") as file:
         facts = (file.metadata() or {}).get("trueup")
         if facts is None:
-            raise ValueError(f"{path} is a safetensors file but no checkpoint of trueup")
+            raise ValueError(
+                f"{path} is a safetensors file but no checkpoint of trueup; give a file that trueup train wrote"
+            )
         return {key: file.get_tensor(key) for key in file.keys()}, json.loads(facts)  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""How training steps are executed: the choices that change the speed and not the mathematics."""
+"""How training steps are executed: choices that change the speed but not the mathematics."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ COMPILES: tuple[Compile, ...] = ("none", "default", "max-autotune-no-cudagraphs"
 
 @dataclass(frozen=True)
 class Engine:
-    """Where and how the steps run.
+    """The device of the training steps and how they run on it.
 
     precision      "bfloat16" (autocast; weights, momentum and norms stay in float32) or "float32"
     compile        mode of `torch.compile` for the forward and backward pass, or "none"
     graphs         replay each model's whole step as one CUDA graph
-    streams        on how many CUDA streams the models are spread; 0 for one each
+    streams        number of CUDA streams for the models; 0 is one per model
     channels_last  memory layout of images, activations and weights
     combo          let the compiler merge small independent kernels (casts of weights, sums of gradients)
-    autotune       let cuDNN time its algorithms and take the fastest; another process may take others, and
-                   then a resumed run is no longer bit-for-bit the uninterrupted one
+    autotune       let cuDNN time its algorithms and take the fastest; another process may choose differently, so a
+                   resumed run may differ from an uninterrupted one in the last bits
     """
 
     device: str = "cpu"
@@ -42,9 +42,9 @@ class Engine:
 
 
 def default_engine(device: str | None = None) -> Engine:
-    """The fastest known on `device`: on a CPU plain eager float32, on a GPU everything in one graph a model.
+    """Return the fastest known engine: eager float32 on a CPU, one CUDA graph per model on a GPU.
 
-    None takes the GPU if there is one.
+    `device` None is the GPU if there is one.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not device.startswith("cuda"):

@@ -1,23 +1,21 @@
-"""From training runs to published models: files of all seeds, the zoo, the table of accuracies."""
+"""Turn training runs into published models: files of all seeds, the zoo, and a table of accuracies."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from trueup.atomic import write_atomically
 from trueup_lab.models.files import Record, save_models
+from trueup_lab.tables import number, read_table, write_table
 from trueup_lab.training.run import load_run
 
 
 class Published(NamedTuple):
-    """The paper's clean test accuracy in per cent: mean and standard deviation over ten models."""
+    """The paper's clean test accuracy in percent: mean and standard deviation over ten models."""
 
     mean: float
     deviation: float | None
@@ -32,7 +30,24 @@ PAPER = {
     ("cifar10", "gn"): Published(89.05, 0.81),
     ("cifar10", "frn"): Published(87.80, 0.38),
 }
-FIELDS = ("set", "architecture", "norm", "seed", "test_accuracy", "paper_mean", "paper_deviation")
+
+
+@dataclass(frozen=True)
+class AccuracyRow:
+    """Clean test accuracy of one model in percent, with the paper's, if it has one."""
+
+    set: str
+    architecture: str
+    norm: str
+    seed: int
+    test_accuracy: float = number(".2f")
+    paper_mean: float | None = number(".2f")
+    paper_deviation: float | None = number(".2f")
+
+    @property
+    def network(self) -> tuple[str, str, str]:
+        """Set, architecture and norm."""
+        return self.set, self.architecture, self.norm
 
 
 class Trained(NamedTuple):
@@ -43,7 +58,7 @@ class Trained(NamedTuple):
 
 
 def gather(runs: Iterable[Path]) -> list[Trained]:
-    """The models of finished `runs`; runs of the same network and recipe are put together."""
+    """Read the models of finished `runs`. Runs of the same network and recipe become one entry."""
     found: dict[str, Trained] = {}
     for run in runs:
         choices, weights, facts = load_run(run)
@@ -62,16 +77,20 @@ def gather(runs: Iterable[Path]) -> list[Trained]:
             continue
         there = found[record.name]
         if twice := there.weights.keys() & weights.keys():
-            raise ValueError(f"seeds {sorted(twice)} of {record.name} are in {run} and in another run")
+            raise ValueError(
+                f"seeds {sorted(twice)} of {record.name} are in {run} and in another run; give only one of them"
+            )
         if there.record.training["recipe"] != record.training["recipe"]:
-            raise ValueError(f"{run} was trained by another recipe than other runs of {record.name}")
+            raise ValueError(
+                f"{run} was trained with another recipe than other runs of {record.name}; export it on its own"
+            )
         together = replace(record, accuracy={**there.record.accuracy, **record.accuracy})
         found[record.name] = Trained(together, there.weights | weights)
     return list(found.values())
 
 
 def representative(record: Record) -> int:
-    """The seed whose accuracy is the median (the lower of two): a model of the zoo is typical, not the best.
+    """Return the seed with the median accuracy (the lower of two): a model of the zoo is typical, not the best.
 
     >>> representative(Record("mnist", "bn", channels=1, accuracy={0: 0.9, 1: 0.99, 2: 0.95}))
     2
@@ -88,12 +107,12 @@ def export(
     table: Path | None = None,
     seed: int | None = None,
 ) -> list[Path]:
-    """Write all seeds into `models`, one into `zoo` (`seed`, or the representative), accuracies into `table`.
+    """Write all seeds to `models`, one (`seed`, or the representative) to `zoo`, and accuracies to `table`.
 
-    Rows of other sets, architectures and norms that `table` already has stay. Returns the files written.
+    `table` keeps its rows of other sets, architectures and norms. Returns the files written.
     """
     written = []
-    rows: list[dict[str, str]] = []
+    rows: list[AccuracyRow] = []
     for record, weights in trained:
         if models is not None:
             path = models / f"{record.name}.safetensors"
@@ -117,36 +136,17 @@ def export(
     return written
 
 
-def accuracy_rows(record: Record) -> list[dict[str, str]]:
-    """One row a model, in per cent, beside the paper's."""
+def accuracy_rows(record: Record) -> list[AccuracyRow]:
+    """Return one row per model, with the paper's accuracy."""
     paper = PAPER.get((record.set, record.norm)) if record.architecture == "resnet20" else None
-    mean = "" if paper is None else f"{paper.mean:.2f}"
-    deviation = "" if paper is None or paper.deviation is None else f"{paper.deviation:.2f}"
+    mean, deviation = (None, None) if paper is None else paper
     return [
-        dict(
-            zip(
-                FIELDS,
-                (record.set, record.architecture, record.norm, str(seed), f"{100 * value:.2f}", mean, deviation),
-                strict=True,
-            )
-        )
+        AccuracyRow(record.set, record.architecture, record.norm, seed, 100 * value, mean, deviation)
         for seed, value in sorted(record.accuracy.items())
     ]
 
 
-def _merge_rows(table: Path, rows: list[dict[str, str]]) -> None:
-    def network(row: dict[str, str]) -> tuple[str, str, str]:
-        return row["set"], row["architecture"], row["norm"]
-
-    new = {network(row) for row in rows}
-    if table.exists():
-        with table.open(newline="") as file:
-            # Tables from before there were other architectures do not say which it is.
-            there = [{"architecture": "resnet20", **row} for row in csv.DictReader(file)]
-        rows = [row for row in there if network(row) not in new] + rows
-    rows = sorted(rows, key=lambda row: (*network(row), int(row["seed"])))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(table, text.getvalue().encode())
+def _merge_rows(table: Path, rows: list[AccuracyRow]) -> None:
+    new = {row.network for row in rows}
+    kept = [row for row in read_table(table, AccuracyRow) if row.network not in new]
+    write_table(table, AccuracyRow, sorted(kept + rows, key=lambda row: (*row.network, row.seed)))

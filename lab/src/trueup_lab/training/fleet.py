@@ -1,8 +1,8 @@
-"""Many models in training at once on one device: same network, same recipe, another seed each.
+"""Training of many models at once on one device: same network and recipe, different seeds.
 
-A ResNet-20's step is some hundred kernels too small to fill a large GPU. So on CUDA each model has a stream,
-and its whole step (batch, forward, backward, update) is one graph without any input from the host: all that
-changes from step to step lies in tensors that the step itself advances. An epoch replays the graphs in turn.
+A ResNet-20's step is some hundred kernels that are too small to fill a large GPU. So on CUDA each model has its own
+stream, and its whole step (batch, forward, backward, update) is one CUDA graph without input from the host: everything
+that changes from step to step is in tensors that the step itself updates. An epoch replays the graphs in turn.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from trueup_lab.training.optimiser import make_optimiser
 
 from trueup_lab.data.images import Images, Normalisation
 from trueup_lab.models.weights import COUNTER, weights_of
 from trueup_lab.training.augment import Draws, Mixing, crop_and_mirror, draw_epoch, draw_mixing, mix
 from trueup_lab.training.engine import Engine
+from trueup_lab.training.optimiser import make_optimiser
 from trueup_lab.training.recipes import Recipe, learning_rate
 
 Loss = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Fleet:
-    """The models of `seeds`, built by `build`, trained on `data` after `recipe`."""
+    """One model per seed, built by `build` and trained on `data` with `recipe`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Fleet:
                     trainee.capture(streams[k % len(streams)])
 
     def train_epoch(self, epoch: int, *, steps: int | None = None) -> list[tuple[float, float]]:
-        """Train all models for `epoch` (from 0), or its first `steps`; each one's mean loss and accuracy."""
+        """Train all models for `epoch` (from 0), or its first `steps`. Return each one's mean loss and accuracy."""
         steps = self.steps if steps is None else min(steps, self.steps)
         for trainee in self.trainees:
             trainee.begin_epoch(epoch)
@@ -67,7 +67,7 @@ class Fleet:
 
 
 class Trainee:
-    """One model in training. Everything a step reads or writes keeps its address, as a graph demands."""
+    """One model in training. All tensors of a step keep their addresses, as a CUDA graph requires."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Trainee:
         )
 
     def step(self) -> None:
-        """One step of training, as a replayed graph where there is one."""
+        """Do one training step, by replaying the graph if there is one."""
         if self._graph is None:
             self._eager_step()
             return
@@ -131,18 +131,18 @@ class Trainee:
                 counter.zero_()
 
     def end_epoch(self, steps: int) -> tuple[float, float]:
-        """Wait for the last of `steps`; their mean loss and part of images right."""
+        """Wait for the last of `steps`. Return their mean loss and accuracy."""
         with self._on_stream():
             loss, right = float(self._loss_sum), int(self._right)
         return loss / steps, right / (steps * self.recipe.batch)
 
     def capture(self, stream: torch.cuda.Stream) -> None:
-        """Turn the step into a graph on `stream`; the model is afterwards what it was before."""
+        """Capture the step as a graph on `stream`. The model is restored afterwards."""
         self._stream = stream
         before = {key: value.clone() for key, value in self.state().items()}
         stream.wait_stream(torch.cuda.current_stream(self.engine.device))
         with torch.cuda.stream(stream):
-            for _ in range(3):  # compiles, and lets libraries allocate what they keep
+            for _ in range(3):  # compiles, and lets libraries allocate their workspaces
                 self._eager_step()
                 self._step.zero_()
             self._optimiser.zero_grad(set_to_none=True)
@@ -153,11 +153,11 @@ class Trainee:
         self.load_state(before)
 
     def state(self) -> dict[str, Tensor]:
-        """All that a later step depends on, by name: weights, running statistics, the optimiser's."""
+        """Return everything that later steps depend on, by name: weights, running statistics, optimiser state."""
         return {f"weights/{key}": value for key, value in weights_of(self.model).items()} | self._optimiser_state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from a state that `state` returned."""
         with torch.no_grad(), self._on_stream():
             for name, tensor in self.state().items():
                 tensor.copy_(state[name])
@@ -179,7 +179,7 @@ class Trainee:
             self.engine,
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        self._rate.copy_(self._rates.take(self._step))  # not [...]: that would wait for the number
+        self._rate.copy_(self._rates.take(self._step))  # indexing with [...] would wait for the device
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self._loss_sum += loss.detach()
@@ -219,7 +219,7 @@ def _batch_loss(
     smoothing: float,
     engine: Engine,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of the images that are drawn, augmented and normalised, and how many are right."""
+    """Return the mean cross-entropy of the drawn, augmented and normalised images, and the number classified right."""
     batch = images[draws.order]
     if padding:
         batch = crop_and_mirror(batch, draws.shift, draws.mirror, padding)
@@ -246,10 +246,10 @@ def _batch_loss(
 def _compiled(engine: Engine) -> Loss:
     if engine.compile == "none":
         return _batch_loss
-    # Here and not above: the compiler takes seconds to import.
+    # Imported here because the compiler takes seconds to import.
     from torch._inductor import list_mode_options
 
-    # Fusing reductions over rows with ones over columns fails an assertion on filter response norm (torch 2.11).
+    # With filter response norm, fusing row reductions with column reductions fails an assertion (torch 2.11).
     options: dict[str, Any] = {"triton.mix_order_reduction": False}
     if engine.combo:
         options["combo_kernels"] = True
@@ -273,5 +273,5 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def _keep_type(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    """Autocast leaves the output of group and layer norm in float32: twice the memory traffic, for nothing."""
+    """Return the output in the input's type: autocast leaves it in float32, which doubles the memory traffic."""
     return output.type_as(inputs[0])

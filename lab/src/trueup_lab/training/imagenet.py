@@ -1,9 +1,9 @@
-"""ResNet-50 on ImageNet, on as many processes as `torchrun` starts, each with its part of every batch.
+"""Training of ResNet-50 on ImageNet, in as many processes as `torchrun` starts.
 
     torchrun --nproc-per-node 4 -m trueup train --set imagenet --norm gn --data ROOT --out runs
 
-The batches and crops are those of one process, whatever the number of processes: which images make a batch
-and how each is cropped depends on (seed, epoch) only.
+Each process takes a part of every batch. The images of a batch and their crops depend on (seed, epoch) only, not on
+the number of processes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,19 +28,21 @@ from trueup.atomic import write_atomically
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import IMAGENET
 from trueup_lab.data.root import data_root
-from trueup_lab.models.norms import Norm
+from trueup_lab.devices import device_name
+from trueup_lab.durations import duration
+from trueup_lab.models.norms import NormName
 from trueup_lab.models.resnet50 import GROUPS, ResNet50
 from trueup_lab.models.weights import weights_of
+from trueup_lab.processes import own_device, together
 from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from trueup_lab.training.describe import device_name, duration
 from trueup_lab.training.recipes import Recipe, learning_rate
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What decides which model comes out."""
+    """Everything that determines the trained model."""
 
-    norm: Norm
+    norm: NormName
     seed: int
     recipe: Recipe
     groups: int = GROUPS
@@ -58,15 +58,21 @@ def train_imagenet(
     workers: int = 8,
     time_limit: float | None = None,
 ) -> bool:
-    """Train on `<data root>/imagenet/{train,val}`; go on from `out` if a checkpoint is there.
+    """Train on `<data root>/imagenet/{train,val}`; continue from a checkpoint in `out`.
 
-    True when all epochs are done, False when the time limit (in seconds) came first.
+    Return True if all epochs are done, and False if the time limit (in seconds) came first.
     """
     began = time.monotonic()
-    with _processes(device) as (rank, world, place):
+    place = torch.device(own_device(device))
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    with together("nccl" if place.type == "cuda" else "gloo") as processes:
+        rank, world = processes.rank, processes.world
         recipe, root = choices.recipe, data_root(data) / "imagenet"
         if recipe.batch % world:
-            raise ValueError(f"a batch of {recipe.batch} cannot be shared by {world} processes equally")
+            raise ValueError(
+                f"a batch of {recipe.batch} cannot be shared equally by {world} processes; choose a multiple of {world}"
+            )
         train = ImageFolder(root / "train", Crop(choices.size, random=True), seed=choices.seed)
         test = ImageFolder(root / "val", Crop(choices.size, round(choices.size * 256 / 224)))
         sampler: DistributedSampler[tuple[Tensor, int]] = DistributedSampler(
@@ -77,7 +83,7 @@ def train_imagenet(
         part = Subset(test, range(rank, len(test), world))
         test_loader = DataLoader(part, recipe.batch // world, **options)
         if len(loader) == 0:
-            raise ValueError(f"{len(train)} training images make no batch of {recipe.batch}")
+            raise ValueError(f"{len(train)} training images make no batch of {recipe.batch}; choose a smaller batch")
 
         torch.manual_seed(choices.seed)
         model = ResNet50(choices.norm, classes=len(train.synsets), groups=choices.groups).to(place)
@@ -114,7 +120,7 @@ def train_imagenet(
             }
             history.append(row)
             left = (recipe.epochs - epoch - 1) * seconds
-            # `seconds` is the same on all processes, and rank 0 tells the others how much time was spent.
+            # All processes must decide alike: `seconds` is their mean, and rank 0 broadcasts the time spent.
             spent = torch.tensor(time.monotonic() - began, device=place)
             if world > 1:
                 dist.broadcast(spent, 0)
@@ -142,7 +148,7 @@ def _train_epoch(
     epoch: int,
     place: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Sum over this process's batches of the loss, and of the number of images right."""
+    """Return the sum of the loss over this process's batches, and the number of images classified correctly."""
     model.train()
     loss_sum, right = torch.zeros((), device=place), torch.zeros((), device=place)
     for step, (images, labels) in enumerate(loader):
@@ -174,24 +180,6 @@ def _input(images: Tensor, place: torch.device) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if place.type == "cuda" else x
 
 
-@contextmanager
-def _processes(device: str | None) -> Iterator[tuple[int, int, torch.device]]:
-    """The rank of this process, the number of processes, its device; one on its own is rank 0 of 1."""
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if "RANK" not in os.environ:
-        yield 0, 1, torch.device(kind)
-        return
-    cuda = kind.startswith("cuda")
-    place = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if cuda else "gloo")
-    try:
-        yield dist.get_rank(), dist.get_world_size(), place
-    finally:
-        dist.destroy_process_group()
-
-
 def _resume(
     out: Path, choices: Choices, model: nn.Module, momentum: dict[str, Tensor]
 ) -> tuple[int, list[dict[str, float]]]:
@@ -200,7 +188,7 @@ def _resume(
         return 0, []
     tensors, facts = load_checkpoint(path)
     if facts["choices"] != _plain(choices):
-        raise ValueError(f"{path} is of another run: {facts['choices']}, not {_plain(choices)}")
+        raise ValueError(f"{path} is of another run: {facts['choices']}, not {_plain(choices)}. Choose another folder")
     for name, tensor in _state(model, momentum).items():
         tensor.copy_(tensors[name])
     return len(facts["history"]), facts["history"]
@@ -219,7 +207,7 @@ def _save(
     save_checkpoint(out / "checkpoint.safetensors", _state(model, momentum), facts)
     record = facts | {
         "set": "imagenet",
-        "device": device_name(str(place)),
+        "device": device_name(place),
         "processes": world,
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }
@@ -227,7 +215,7 @@ def _save(
 
 
 def _state(model: nn.Module, momentum: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All that a later step depends on, by name."""
+    """Return everything that later steps depend on, by name."""
     weights = {f"weights/{key}": value for key, value in weights_of(model).items()}
     return weights | {f"momentum/{key}": value for key, value in momentum.items()}
 

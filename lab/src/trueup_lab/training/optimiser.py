@@ -1,4 +1,4 @@
-"""The optimiser of a recipe, with all its state made beforehand, as a CUDA graph demands."""
+"""The optimiser of a recipe, with all its state allocated in advance, as a CUDA graph requires."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trueup_lab.training.recipes import Recipe
 def make_optimiser(
     model: nn.Module, recipe: Recipe, rate: Tensor, *, capturable: bool
 ) -> tuple[torch.optim.Optimizer, dict[str, Tensor]]:
-    """The optimiser that `recipe` asks for, and its state by name, as it starts.
+    """Return the optimiser of `recipe`, and its initial state by name.
 
-    `rate` is read at every step, so that a step needs nothing from the host.
+    The learning rate is read from the tensor `rate` at every step, so that a step needs nothing from the host.
     """
     groups = _groups(model, recipe)
     if recipe.optimiser == "sgd":
@@ -39,7 +39,7 @@ def make_optimiser(
     state = {}
     for name, parameter in model.named_parameters():
         for slot, ours in names.items():
-            # Zero is what an optimiser starts with; made here, because a graph must not allocate it.
+            # Optimisers start from zero. Allocated here, because a graph must not allocate it.
             start = torch.zeros((), device=parameter.device) if slot == "step" else torch.zeros_like(parameter)
             optimiser.state[parameter][slot] = state[f"{ours}/{name}"] = start
     return optimiser, state

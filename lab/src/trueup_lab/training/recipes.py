@@ -1,4 +1,4 @@
-"""How each set is trained. The paper's numbers, and our choices where it says nothing, each named."""
+"""Training recipes: the paper's numbers, and ours where the paper gives none."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Schedule = Literal["steps", "cosine"]
 class Recipe:
     """Gradient descent, with a learning rate that falls in steps (the paper's networks) or along a cosine.
 
-    From the paper: `epochs`, `rate`, `decay_after`, the warm-up, the augmentation. Chosen here, because
-    it does not say: `batch`, `momentum` with Nesterov's correction, `weight_decay` on all
-    parameters, and `decay` where it is not given (MNIST, ImageNet).
+    From the paper: `epochs`, `rate`, `decay_after`, the warm-up, the augmentation. Chosen by us, because the paper does
+    not give them: `batch`, `momentum` with Nesterov's correction, `weight_decay` on all parameters, and `decay` for
+    MNIST and ImageNet.
 
-    The rest is for architectures that the paper does not have. `momentum` is AdamW's first beta; `second_momentum`
-    its second. `decay_vectors` says whether `weight_decay` is also on vectors (norms, biases). `mixing` is the
-    part of images that are mixed with another one, half of them by a box and half by a blend; `erasing` the part of
-    which a box is blanked. No augmentation here changes colours, blurs or adds noise: the models are there to
-    measure robustness to just that.
+    The rest is for architectures that the paper does not have. With AdamW, `momentum` is the first beta and
+    `second_momentum` the second. `decay_vectors` applies `weight_decay` also to vectors (norms, biases). `mixing` is
+    the share of images that are mixed with another one, half of them by a box and half by blending; `erasing` is the
+    share in which a box is blanked. No augmentation changes colours, blurs or adds noise, because the models are used
+    to measure robustness to exactly that.
     """
 
     epochs: int
@@ -56,10 +56,10 @@ RECIPES = {
     "mnist": Recipe(epochs=50, decay_after=(25, 40)),
     "cifar10": Recipe(epochs=300, decay_after=(150, 225), crop_padding=4, mirror=True),
     "imagenet": Recipe(epochs=90, decay_after=(30, 60, 80), warmup_epochs=5, batch=256),
-    # For the demonstration: a minute or two on two cores.
+    # For the demonstration: takes a minute or two on two cores.
     "digits": Recipe(epochs=16, decay_after=(10, 14), batch=64, crop_padding=2),
 }
-"""Of the paper's networks: ResNet-50 for ImageNet, ResNet-20 for the others."""
+"""Recipes of the paper's networks: ResNet-50 for ImageNet, ResNet-20 for the other sets."""
 
 _COSINE = Recipe(
     epochs=100,
@@ -84,14 +84,14 @@ ARCHITECTURE_RECIPES = {
     ("cifar10", "vgg"): _COSINE,
     ("cifar10", "mobilenet"): _COSINE,
     ("cifar10", "convnext"): replace(_ADAMW, epochs=120, mixing=0.5, erasing=0.25),
-    # Nothing tells it that neighbours belong together: it has to learn that, from more, and more varied, images.
+    # A ViT has no built-in locality and must learn it, from longer training on more varied images.
     ("cifar10", "vit"): replace(_ADAMW, epochs=200, rate=1e-3, warmup_epochs=10, mixing=0.8, erasing=0.25),
 }
-"""By set and architecture: of networks that the paper does not have."""
+"""Recipes of networks that the paper does not have, by set and architecture."""
 
 
 def recipe_for(dataset: str, architecture: str = "resnet20") -> Recipe:
-    """How `architecture` is trained on `dataset`.
+    """Return the recipe for training `architecture` on `dataset`.
 
     >>> recipe_for("cifar10").epochs, recipe_for("cifar10", "vit").optimiser
     (300, 'adamw')
@@ -107,7 +107,7 @@ def recipe_for(dataset: str, architecture: str = "resnet20") -> Recipe:
 
 
 def learning_rate(recipe: Recipe, epoch: int, step: int, steps: int) -> float:
-    """The rate of `step` (from 0, of `steps` an epoch) in `epoch` (from 0).
+    """Return the learning rate of a step. `epoch` and `step` count from 0; an epoch has `steps`.
 
     >>> [round(learning_rate(RECIPES["mnist"], epoch, 0, 1), 6) for epoch in (0, 24, 25, 39, 40)]
     [0.1, 0.1, 0.01, 0.01, 0.001]
@@ -126,7 +126,7 @@ def learning_rate(recipe: Recipe, epoch: int, step: int, steps: int) -> float:
 
 
 def shortened(recipe: Recipe, epochs: int) -> Recipe:
-    """The recipe squeezed or stretched to `epochs`, with the rate falling at the same parts of the whole.
+    """Scale the recipe to `epochs`. The learning rate falls at the same fractions of the training.
 
     >>> shortened(RECIPES["cifar10"], 30).decay_after
     (15, 22)

@@ -1,15 +1,13 @@
-"""A training run: epochs, checkpoints, progress, and a record of everything that was chosen.
+"""A training run: epochs, checkpoints, progress, and a record of all choices.
 
-A run lives in one folder: `checkpoint.safetensors` (all that training needs to go on), `record.json` (what
-was chosen, where it ran, what came out) and `history.csv` (loss and accuracies by epoch and seed). Starting a
-run whose folder holds a checkpoint goes on from it.
+A run lives in one folder: `checkpoint.safetensors` (everything needed to continue), `record.json` (the choices, the
+device, the results) and `history.csv` (loss and accuracies by epoch and seed). A run whose folder holds a checkpoint
+continues from it.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import platform
 import time
@@ -24,13 +22,15 @@ from torch import Tensor, nn
 from trueup.atomic import write_atomically
 from trueup_lab.data.images import Images
 from trueup_lab.data.sets import SETS
+from trueup_lab.devices import device_name
+from trueup_lab.durations import duration
 from trueup_lab.models.architectures import check_variant
 from trueup_lab.models.files import Record, shipped
 from trueup_lab.models.resnet20 import GROUPS, Shortcut
 from trueup_lab.models.weights import load_weights
+from trueup_lab.tables import write_table
 from trueup_lab.training.accuracy import accuracy
 from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from trueup_lab.training.describe import device_name, duration
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.fleet import Fleet
 from trueup_lab.training.recipes import Recipe
@@ -40,7 +40,7 @@ CHECKPOINT, RECORD, HISTORY = "checkpoint.safetensors", "record.json", "history.
 
 @dataclass(frozen=True)
 class Choices:
-    """What decides which models come out. Two runs with the same choices train the same models."""
+    """Everything that determines the trained models. Two runs with the same choices train the same models."""
 
     set: str
     norm: str
@@ -56,10 +56,10 @@ class Choices:
         if self.set not in SETS:
             raise ValueError(f"unknown set {self.set!r}; known: {', '.join(SETS)}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"wanted one or more different seeds, got {self.seeds}")
+            raise ValueError(f"Choices(seeds={self.seeds}): expected one or more different seeds")
 
     def record(self) -> Record:
-        """What the models will be; accuracies and training are not known yet."""
+        """Return the record of the models, without accuracies and training, which are not known yet."""
         chosen = SETS[self.set]
         return Record(
             self.set,
@@ -73,8 +73,19 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a run stands after an epoch."""
+class HistoryRow:
+    """One model after one epoch. Accuracies are shares; `test` is None if it was not measured."""
+
+    epoch: int
+    seed: int
+    loss: float
+    train: float
+    test: float | None
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """State of a run after an epoch. Loss and accuracies are means over its models."""
 
     epoch: int
     epochs: int
@@ -93,7 +104,7 @@ class Progress:
         return (
             f"epoch {self.epoch}/{self.epochs}  loss {self.loss:.4f}"
             f"  train {100 * self.train_accuracy:.2f} %{test}"
-            f"  {each:.2f} ms a model and step  {duration(left)} left"
+            f"  {each:.2f} ms per model and step  {duration(left)} left"
         )
 
 
@@ -107,20 +118,22 @@ def train(
     time_limit: float | None = None,
     checkpoint_every: int = 1,
     test_every: int = 10,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[TrainingProgress], None] = lambda _: None,
 ) -> dict[int, nn.Module] | None:
-    """Train the models that `choices` describe, and return them by seed, in `eval` mode.
+    """Train the models that `choices` describe, and return them by seed, in evaluation mode.
 
-    With `out`, checkpoint there every `checkpoint_every` epochs and go on from what is there. With a
-    `time_limit` in seconds, stop with a checkpoint when another epoch might not fit, and return None.
+    With `out`, write a checkpoint there every `checkpoint_every` epochs, and continue from a checkpoint found there.
+    With a `time_limit` in seconds, stop with a checkpoint when another epoch might not fit, and return None.
     """
     began = time.monotonic()
     recipe = choices.recipe
     if engine.precision != choices.precision:
-        raise ValueError(f"choices say {choices.precision} but the engine computes in {engine.precision}")
+        raise ValueError(
+            f"the choices ask for {choices.precision} but the engine computes in {engine.precision}; give both the same"
+        )
     if time_limit is not None and out is None:
-        raise ValueError("a time limit needs a folder to leave the checkpoint in; give out")
-    first, history, states = 0, list[dict[str, Any]](), dict[str, Tensor]()
+        raise ValueError(f"train(time_limit={time_limit}): a time limit needs a folder for the checkpoint; give out=")
+    first, history, states = 0, list[HistoryRow](), dict[str, Tensor]()
     if out is not None and (out / CHECKPOINT).exists():
         first, history, states = _read_checkpoint(out / CHECKPOINT, choices)
     normalisation = SETS[choices.set].normalisation
@@ -141,8 +154,7 @@ def train(
         if last or done % test_every == 0:
             tested = [accuracy(t.model, test, normalisation) for t in fleet.trainees]
         for seed, (loss, right), test_right in zip(choices.seeds, results, tested, strict=True):
-            row = {"epoch": done, "seed": seed, "loss": loss, "train": right, "test": test_right}
-            history.append(row)
+            history.append(HistoryRow(done, seed, loss, right, test_right))
         slowest = max(slowest, time.monotonic() - started)
         spent = time.monotonic() - began
         # Twice the slowest epoch, because the next may be slower and the checkpoint takes a moment.
@@ -151,7 +163,11 @@ def train(
             _save(out, choices, engine, fleet, done, history)
         means = [sum(values) / len(values) for values in zip(*results, strict=True)]
         mean_test = None if tested[0] is None else sum(t for t in tested if t is not None) / len(tested)
-        report(Progress(done, recipe.epochs, means[0], means[1], mean_test, seconds, fleet.steps, len(results), stop))
+        report(
+            TrainingProgress(
+                done, recipe.epochs, means[0], means[1], mean_test, seconds, fleet.steps, len(results), stop
+            )
+        )
         if stop:
             return None
     models = {trainee.seed: _finished(choices, trainee.state()) for trainee in fleet.trainees}
@@ -162,14 +178,14 @@ def train(
 
 
 def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str, Any]]:
-    """A finished run from its folder: the choices, the weights by seed in float32, and the record."""
+    """Read a finished run from its folder: the choices, the weights by seed in float32, and the record."""
     if not (out / CHECKPOINT).exists():
-        raise FileNotFoundError(f"no training run at {out}: {out / CHECKPOINT} is missing")
+        raise FileNotFoundError(f"no training run at {out}: {out / CHECKPOINT} is missing; make one with trueup train")
     tensors, facts = load_checkpoint(out / CHECKPOINT)
     choices = _choices(facts["choices"])
     if facts["epoch"] != choices.recipe.epochs:
         raise ValueError(
-            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; train it to the end"
+            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; the same train command goes on"
         )
     record = json.loads((out / RECORD).read_text())
     if untested := [seed for seed in choices.seeds if str(seed) not in record["test_accuracy"]]:
@@ -178,20 +194,20 @@ def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str
 
 
 def _finished(choices: Choices, state: dict[str, Tensor]) -> nn.Module:
-    """A model as it is published, from the state of training."""
+    """Build the published model from the state of training."""
     weights = {key: value.cpu() for key, value in _below("weights/", state).items()}
     return load_weights(choices.record().build(), shipped(weights)).eval()
 
 
-def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[dict[str, Any]], dict[str, Tensor]]:
-    """The epoch, the history and the tensors of a run that was made by the same choices; else refused."""
+def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[HistoryRow], dict[str, Tensor]]:
+    """Return the epoch, the history and the tensors of a checkpoint. Refuse that of another run."""
     tensors, facts = load_checkpoint(path)
-    # By way of `Choices`: a checkpoint may be older than a choice, and then was made by its default.
+    # Through `Choices`, because an older checkpoint lacks newer choices and was made with their defaults.
     there, wanted = _flat(_plain(_choices(facts["choices"]))), _flat(_plain(choices))
     different = [f"{k} {there[k]} there, {wanted[k]} asked for" for k in wanted if there[k] != wanted[k]]
     if different:
         raise ValueError(f"{path} is of another run: {'; '.join(different)}. Choose another folder")
-    return facts["epoch"], facts["history"], tensors
+    return facts["epoch"], [HistoryRow(**row) for row in facts["history"]], tensors
 
 
 def _save(
@@ -200,11 +216,11 @@ def _save(
     engine: Engine,
     fleet: Fleet,
     epoch: int,
-    history: list[dict[str, Any]],
+    history: list[HistoryRow],
     accuracies: dict[int, float] | None = None,
 ) -> None:
     tensors = {f"{t.seed}/{key}": value for t in fleet.trainees for key, value in t.state().items()}
-    facts = {"choices": _plain(choices), "epoch": epoch, "history": history}
+    facts = {"choices": _plain(choices), "epoch": epoch, "history": [dataclasses.asdict(row) for row in history]}
     save_checkpoint(out / CHECKPOINT, tensors, facts)
     record = {
         "choices": _plain(choices),
@@ -215,15 +231,11 @@ def _save(
         "test_accuracy": {str(seed): value for seed, value in (accuracies or {}).items()},
     }
     write_atomically(out / RECORD, (json.dumps(record, indent=1) + "\n").encode())
-    table = io.StringIO()
-    writer = csv.DictWriter(table, ["epoch", "seed", "loss", "train", "test"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(history)
-    write_atomically(out / HISTORY, table.getvalue().encode())
+    write_table(out / HISTORY, HistoryRow, history)
 
 
 def _plain(choices: Choices) -> dict[str, Any]:
-    """The choices as JSON gives them back."""
+    """Return the choices as JSON would return them."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(choices)))
     return plain
 

@@ -22,7 +22,7 @@ from trueup_lab.data.corruptions.families import FAMILIES, Family
 from trueup_lab.data.corruptions.rng import ImageRng
 from trueup_lab.data.root import DataRoot
 
-__all__ = ["GENERATOR", "check", "corrupt", "corruptions", "severities"]
+__all__ = ["GENERATOR", "check", "corrupt", "corruption_names", "severities"]
 
 _T = TypeVar("_T")
 
@@ -83,10 +83,10 @@ def check(family: str, name: str, severity: int | None) -> int:
     return _level(benchmark, name, severity)[0]
 
 
-def corruptions(family: str) -> tuple[str, ...]:
+def corruption_names(family: str) -> tuple[str, ...]:
     """Return the names of the corruptions of `family`, as the published files spell them.
 
-    >>> len(corruptions("cifar10-c")), corruptions("mnist-c")[:3]
+    >>> len(corruption_names("cifar10-c")), corruption_names("mnist-c")[:3]
     (19, ('identity', 'shot_noise', 'impulse_noise'))
     """
     return tuple(_named(family, FAMILIES, "family").recipes)

@@ -43,6 +43,8 @@ class Realign(_Rule, Evidence):
 
     >>> Realign(budget=0.02, least=0.0).name
     'evidence:budget=0.02,least=0.0'
+    >>> Realign(depth=1, counts=(0.5, 0.5, 1.0)).name
+    'evidence:depth=1.0,counts=0.5/0.5/1.0'
     """
 
     kind = "evidence"

@@ -9,7 +9,8 @@ from typing import Any
 def spell(method: Any) -> str:
     """Return a method's kind and the fields that differ from its defaults.
 
-    A number has one spelling, so that `prior=16` and `prior=16.0` are the same method.
+    A number has one spelling, so that `prior=16` and `prior=16.0` are the same method. Several numbers are joined by
+    slashes: `counts=0.5/0.5/1.0`.
     """
     changed = [
         f"{field.name}={_plain(field.default, getattr(method, field.name))}"
@@ -32,6 +33,8 @@ def read_fields(kind: type, text: str) -> dict[str, Any]:
 
 
 def _plain(default: Any, value: Any) -> str:
+    if isinstance(default, tuple):
+        return "/".join(_plain(each, number) for each, number in zip(default, value, strict=True))
     if isinstance(default, float):
         return str(float(value))
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -43,7 +46,10 @@ def _read(name: str, value: str, kind: type) -> Any:
             return {"true": True, "false": False}[value.lower()]
         if kind is int:
             return int(value) if value.lstrip("+-").isdigit() else float(value)
+        if kind is tuple:
+            return tuple(float(part) for part in value.split("/"))
         return kind(value)
     except (KeyError, ValueError):
-        wanted = "True or False" if kind is bool else "a number"
+        words: dict[object, str] = {bool: "True or False", tuple: "numbers joined by slashes, such as 0.25/0.5/1.0"}
+        wanted = words.get(kind, "a number")
         raise ValueError(f"{name}={value!r}: expected {wanted}") from None

@@ -1,4 +1,4 @@
-"""Trained models that come with the package: one of each norm and set, a file each in this folder."""
+"""Trained models that come with the package: one file per model in this folder."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ FOLDER = Path(__file__).parent
 
 
 def names() -> tuple[str, ...]:
-    """What `load` knows."""
+    """Return the names that `load` accepts."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.safetensors")))
 
 
 def load(name: str) -> nn.Module:
-    """The trained model called `name`, such as `resnet20-bn-cifar10`, in float32 and `eval` mode.
+    """Load the trained model called `name`, such as `resnet20-bn-cifar10`, in float32 and evaluation mode.
 
-    Its input is what `trueup_lab.data.images.NORMALISATION[set]` makes of uint8 images.
+    It takes uint8 images normalised by `trueup_lab.data.images.NORMALISATION[set]`.
     """
     (model,) = read_models(_path(name)).values()
     return model
 
 
 def record(name: str) -> Record:
-    """How the model called `name` was trained, and how accurate it is."""
+    """Return how the model called `name` was trained, and its accuracy."""
     return read_record(_path(name))
 
 

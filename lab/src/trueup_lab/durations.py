@@ -1,23 +1,10 @@
-"""Words for people: devices, durations."""
+"""Durations in words."""
 
 from __future__ import annotations
 
-import platform
-
-import torch
-
-
-def device_name(device: str) -> str:
-    """The make of `device`.
-
-    >>> device_name("cpu") != ""
-    True
-    """
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu"
-
 
 def duration(seconds: float) -> str:
-    """Time for people.
+    """Format a time in suitable units.
 
     >>> duration(47), duration(600), duration(8000)
     ('47 s', '10 min', '2 h 13 min')

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trueup_lab.data.corrupted.arrays import Origin, folder
-from trueup_lab.data.corrupted.manifest import Manifest
+from trueup_lab.data.corrupted_sets.arrays import Origin, folder
+from trueup_lab.data.corrupted_sets.manifest import Manifest
 from trueup_lab.data.corruptions import check, corrupt
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import Images

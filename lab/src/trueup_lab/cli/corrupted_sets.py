@@ -27,8 +27,8 @@ def make_set(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from trueup_lab.data.corrupted.arrays import folder
-    from trueup_lab.data.corrupted.writer import make
+    from trueup_lab.data.corrupted_sets.arrays import folder
+    from trueup_lab.data.corrupted_sets.writer import make
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -66,15 +66,15 @@ def show(
     """Draw a contact sheet of every corruption and severity for a few images."""
     import torch
 
-    from trueup_lab.data.corrupted import clean
-    from trueup_lab.data.corrupted.folders import clean_folder
-    from trueup_lab.data.corrupted.sheet import contact_sheet
-    from trueup_lab.data.corruptions import corrupt, corruptions
+    from trueup_lab.data.corrupted_sets import clean
+    from trueup_lab.data.corrupted_sets.folders import clean_folder
+    from trueup_lab.data.corrupted_sets.sheet import contact_sheet
+    from trueup_lab.data.corruptions import corrupt, corruption_names
     from trueup_lab.data.imagenet import Crop, ImageFolder
 
     numbers = list(range(first, first + count))
     try:
-        corruptions(name)
+        corruption_names(name)
         if name == "imagenet-c":
             source = ImageFolder(clean_folder(data), Crop(224, 256))
             images = torch.stack([source[k][0] for k in numbers])
@@ -88,7 +88,7 @@ def show(
         raise typer.BadParameter(str(error)) from error
     path = out or Path(f"{name}.png")
     page.save(path)
-    typer.echo(f"{path}: {len(corruptions(name))} corruptions, {count} images per severity")
+    typer.echo(f"{path}: {len(corruption_names(name))} corruptions, {count} images per severity")
 
 
 def _best() -> str:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from trueup_lab.data.corrupted import imagenet_c, load
-from trueup_lab.data.corrupted.writer import make
+from trueup_lab.data.corrupted_sets import imagenet_c, load
+from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.root import MissingDataError
 

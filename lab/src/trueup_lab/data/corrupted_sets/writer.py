@@ -16,11 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 from trueup.atomic import write_atomically
-from trueup_lab.data.corrupted import clean
-from trueup_lab.data.corrupted.arrays import folder
-from trueup_lab.data.corrupted.folders import GROUP_OF, UNFINISHED, ImageNetC, clean_folder
-from trueup_lab.data.corrupted.manifest import Made, Manifest
-from trueup_lab.data.corruptions import GENERATOR, corrupt, corruptions
+from trueup_lab.data.corrupted_sets import clean
+from trueup_lab.data.corrupted_sets.arrays import folder
+from trueup_lab.data.corrupted_sets.folders import GROUP_OF, UNFINISHED, ImageNetC, clean_folder
+from trueup_lab.data.corrupted_sets.manifest import Made, Manifest
+from trueup_lab.data.corruptions import GENERATOR, corrupt, corruption_names
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import Images
@@ -46,10 +46,10 @@ def make(
     seed, generator version and constants match, and made again otherwise. `severities` applies to ImageNet-C only,
     where each severity has its own folder.
     """
-    names = tuple(only) or corruptions(family)
+    names = tuple(only) or corruption_names(family)
     for name in names:
-        if name not in corruptions(family):
-            raise ValueError(f"unknown corruption {name!r} of {family}; known: {', '.join(corruptions(family))}")
+        if name not in corruption_names(family):
+            raise ValueError(f"unknown corruption {name!r} of {family}; known: {', '.join(corruption_names(family))}")
     top = folder(family, root)
     top.mkdir(parents=True, exist_ok=True)
     if family == "imagenet-c":

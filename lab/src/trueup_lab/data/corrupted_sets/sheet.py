@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from trueup_lab.data.corruptions import corruptions, severities
+from trueup_lab.data.corruptions import corruption_names, severities
 
 Source = Callable[[str, int | None], Tensor]
 """(corruption, severity) -> images (N, C, H, W) uint8; the severity is None for a corruption without severities."""
@@ -23,7 +23,7 @@ def contact_sheet(family: str, source: Source, *, side: int = 64) -> Image.Image
     Small images are enlarged by a whole factor, to at most `side` pixels.
     """
     rows = []
-    for name in corruptions(family):
+    for name in corruption_names(family):
         steps: tuple[int | None, ...] = severities(family, name) or (None,)
         rows.append((name, [_strip(source(name, step), side) for step in steps]))
     height = max(strip.height for _, strips in rows for strip in strips) + _MARGIN

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from trueup_lab.data.corrupted.manifest import Manifest
+from trueup_lab.data.corrupted_sets.manifest import Manifest
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.images import Images
 from trueup_lab.data.root import DataRoot, MissingDataError, data_root

@@ -1,17 +1,31 @@
-"""A data root with a few images in each set."""
+"""Fixtures of the laboratory's tests: its command line, and a small data root."""
 
 from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from trueup_lab.cli import add_commands
+
+
+@pytest.fixture(scope="session")
+def call() -> Callable[..., Any]:
+    """Call a subcommand of the laboratory: `call("evaluate", "resnet20-bn-digits", "--out", path)`."""
+    app = typer.Typer(name="trueup", pretty_exceptions_enable=False)
+    add_commands(app)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
 def small_root(tmp_path):
-    """12 test images of MNIST and of CIFAR-10, 4 of ImageNet."""
+    """A data root with 12 test images of MNIST and of CIFAR-10, and 4 of ImageNet."""
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
     raw = tmp_path / "MNIST" / "raw"

@@ -9,15 +9,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from trueup_lab.cli import add_commands
-from trueup_lab.data.corrupted import load
-from trueup_lab.data.corrupted.writer import make
+from trueup_lab.data.corrupted_sets import load
+from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import GENERATOR, corrupt
 
-MODULE = "trueup_lab.data.corrupted.writer"
+MODULE = "trueup_lab.data.corrupted_sets.writer"
 SOME = ["brightness", "contrast"]
 
 
@@ -166,19 +163,16 @@ def test_an_unknown_corruption_or_a_foreign_manifest_is_refused(small_root):
         make("mnist-c", root=small_root)
 
 
-def test_the_command_line_makes_and_shows(small_root):
-    app = typer.Typer()
-    add_commands(app)
-    run = CliRunner()
-    made = run.invoke(app, ["data", "make", "mnist-c", "--only", "stripe", "--data", str(small_root)])
+def test_the_command_line_makes_and_shows(call, small_root):
+    made = call("data", "make", "mnist-c", "--only", "stripe", "--data", small_root)
     assert made.exit_code == 0, made.output
     assert "2 made" in made.output
-    again = run.invoke(app, ["data", "make", "mnist-c", "--only", "stripe", "--data", str(small_root)])
+    again = call("data", "make", "mnist-c", "--only", "stripe", "--data", small_root)
     assert "nothing to make" in again.output
     out = small_root / "sheet.png"
-    shown = run.invoke(app, ["data", "show", "mnist-c", "--count", "2", "--data", str(small_root), "--out", str(out)])
+    shown = call("data", "show", "mnist-c", "--count", "2", "--data", small_root, "--out", out)
     assert shown.exit_code == 0, shown.output
     assert out.read_bytes().startswith(b"\x89PNG")
-    wrong = run.invoke(app, ["data", "make", "mnistc", "--data", str(small_root)])
+    wrong = call("data", "make", "mnistc", "--data", small_root)
     assert wrong.exit_code == 2
     assert "mnist-c" in wrong.output

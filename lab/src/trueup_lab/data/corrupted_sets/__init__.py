@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from trueup_lab.data import cifar10, mnist
-from trueup_lab.data.corrupted import arrays
-from trueup_lab.data.corrupted.arrays import Origin
-from trueup_lab.data.corrupted.folders import ImageNetC, imagenet_c
+from trueup_lab.data.corrupted_sets import arrays
+from trueup_lab.data.corrupted_sets.arrays import Origin
+from trueup_lab.data.corrupted_sets.folders import ImageNetC, imagenet_c
 from trueup_lab.data.corruptions import check, corrupt
 from trueup_lab.data.images import Images
 from trueup_lab.data.root import DataRoot
