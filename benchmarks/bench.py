@@ -35,7 +35,7 @@ import trueup
 from of_models import CHOSEN_ON
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.imagenet import ImageFolder
-from trueup_lab.data.images import ESPNET_CAMVID, NORMALISATION, Images, Normalisation
+from trueup_lab.data.images import ESPNET_CAMVID, Images, Normalisation
 from trueup_lab.data.sets import SETS
 from trueup_lab.devices import device_name
 from trueup_lab.evaluation import Method, parse_method, read_subjects

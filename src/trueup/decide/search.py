@@ -21,7 +21,7 @@ from trueup.rules import Evidence
 from trueup.targets import Decision, Targets, Trial
 from trueup.targets.decision import NOTHING
 
-STRENGTHS = (0.006, 0.01, 0.016, 0.025, 0.04, 0.065, 0.1, 0.16, 0.25)
+STRENGTHS = (0.004, 0.006, 0.01, 0.016, 0.025, 0.04, 0.065, 0.1)
 CANDIDATES = tuple(Evidence(budget=1.0, strength=strength, base=0.0, nuisance=True) for strength in STRENGTHS)
 """Settings that are tried: no gate and no base, so that evidence alone moves a channel."""
 
