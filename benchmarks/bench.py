@@ -5,8 +5,8 @@
     python benchmarks/bench.py camvid weights/espnet_camvid_bn.safetensors --data ROOT --images 78
 
 A row per model, method and test set: accuracy in percent (mean intersection over union for camvid), the difference to
-the uncorrected model in points, and the standard error of that difference, paired over images. `identity` is clean. The
-rows `fifteen` and `four` are means over severities 1 to 5 of the fifteen corruptions that results are reported on and of
+the uncorrected model in points, and the standard error of that difference, paired over images. `identity` is clean.
+`fifteen` and `four` are means over severities 1 to 5 of the fifteen corruptions that results are reported on and of
 the four on which constants may be chosen; their standard errors are over images, each counted by its mean over sets.
 
 ImageNet is calibrated on every other image of `imagenet_cal_2k` and tested on the others and on `imagenet_val_1k`;

@@ -15,7 +15,7 @@ PAPER = trueup.Correction()
 @pytest.mark.parametrize("loader", [[], iter(()), [torch.zeros(0, 3, 32, 32)]], ids=["list", "iterator", "empty batch"])
 def test_an_empty_loader(loader):
     with pytest.raises(ValueError, match="loader is empty"):
-        trueup.calibrate(make("vgg"), loader)
+        trueup.calibrate(make("vgg"), loader, decide=False)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_an_empty_loader(loader):
 )
 def test_a_batch_that_the_model_cannot_take(batch, error, message):
     with pytest.raises(error, match=message):
-        trueup.calibrate(make("vgg"), [batch])
+        trueup.calibrate(make("vgg"), [batch], decide=False)
 
 
 def test_integer_images_go_to_a_model_that_takes_them():
@@ -43,15 +43,15 @@ def test_integer_images_go_to_a_model_that_takes_them():
 
     model = nn.Sequential(Normalise(), make("vgg"))
     x = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
-    targets = trueup.calibrate(model, [x])
+    targets = trueup.calibrate(model, [x], decide=False)
     assert trueup.correct(model, targets, PAPER)(x).shape == (4, 10)
 
 
 def test_a_model_without_a_site():
     with pytest.raises(ValueError, match=r"Sequential has no site.*activations=\(MyActivation, my_function\)"):
-        trueup.calibrate(nn.Sequential(nn.Linear(3, 3)), [torch.zeros(2, 3)])
+        trueup.calibrate(nn.Sequential(nn.Linear(3, 3)), [torch.zeros(2, 3)], decide=False)
     with pytest.raises(ValueError, match="has no site"):
-        trueup.calibrate(make("vgg"), [images(2)], select=lambda site: False)
+        trueup.calibrate(make("vgg"), [images(2)], select=lambda site: False, decide=False)
 
 
 def test_activations_that_overflow_in_calibration_are_named():
@@ -59,7 +59,7 @@ def test_activations_that_overflow_in_calibration_are_named():
     with torch.no_grad():
         model[3].weight.mul_(1e38)
     with pytest.raises(ValueError, match="site '4' overflow"):
-        trueup.calibrate(model, [images(2) * 1e10])
+        trueup.calibrate(model, [images(2) * 1e10], decide=False)
 
 
 def test_norms_whose_first_dimension_is_not_the_batch_are_no_targets():
@@ -72,7 +72,7 @@ def test_norms_whose_first_dimension_is_not_the_batch_are_no_targets():
             return self.norm(x.transpose(0, 1)).transpose(0, 1)
 
     with pytest.raises(ValueError, match=r"at norm the first dimension is not the batch.*`select` other sites"):
-        trueup.calibrate(First(), [torch.randn(5, 7, 4)])
+        trueup.calibrate(First(), [torch.randn(5, 7, 4)], decide=False)
 
 
 def test_norms_that_only_the_gate_reads_must_not_overflow_either():
@@ -87,7 +87,7 @@ def test_norms_that_only_the_gate_reads_must_not_overflow_either():
 
     model, late = Branches(), lambda site: site.name != "early"
     with pytest.raises(ValueError, match="site 'early' overflow"):
-        trueup.calibrate(model, [images(4)], select=late)
+        trueup.calibrate(model, [images(4)], select=late, decide=False)
 
 
 def test_a_site_whose_first_dimension_is_not_the_batch_is_named():
@@ -96,19 +96,19 @@ def test_a_site_whose_first_dimension_is_not_the_batch_is_named():
             return torch.relu(x.reshape(x.shape[0] * 4, 3, 16, 16)).reshape(x.shape)
 
     with pytest.raises(ValueError, match=r"'relu' of Windows has 8 rows for 2 images.*select="):
-        trueup.calibrate(Windows(), [images(2)])
+        trueup.calibrate(Windows(), [images(2)], decide=False)
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 def test_an_image_that_is_not_finite_spoils_no_other(poison):
     model, x = make("resnet"), images(6)
-    robust = trueup.correct(model, trueup.calibrate(model, [x]), trueup.Correction(1, 0))
+    robust = trueup.correct(model, trueup.calibrate(model, [x], decide=False), trueup.Correction(1, 0))
     clean = robust(x)
     x[2, 0, 5, 5] = poison
     out = robust(x)
     assert not out[2].isfinite().all()
     torch.testing.assert_close(out[[0, 1, 3, 4, 5]], clean[[0, 1, 3, 4, 5]])
-    shift = trueup.measure(model, trueup.calibrate(model, [images(6)]), x)
+    shift = trueup.measure(model, trueup.calibrate(model, [images(6)], decide=False), x)
     assert shift.distance[[0, 1, 3, 4, 5]].isfinite().all()
     assert not shift.distance[2].isfinite().any()
     assert shift.activation_rank[2].tolist() == [1.0] * len(shift.activations)
@@ -117,7 +117,7 @@ def test_an_image_that_is_not_finite_spoils_no_other(poison):
 def test_the_corrected_module_moves_with_its_targets_and_without_the_model():
     """The meta device stands in for a second one: a tensor left behind would be refused."""
     model, x = make("vgg"), images(4)
-    targets = trueup.calibrate(model, [x])
+    targets = trueup.calibrate(model, [x], decide=False)
     moved = trueup.correct(model, targets, PAPER).to("meta")
     assert moved(x.to("meta")).device.type == "meta"
     assert next(model.parameters()).device.type == "cpu"
@@ -126,7 +126,7 @@ def test_the_corrected_module_moves_with_its_targets_and_without_the_model():
 @pytest.mark.gpu
 def test_images_and_targets_go_to_the_models_device():
     model, x = make("vgg").cuda(), images(4)
-    targets = trueup.calibrate(model, [x])
+    targets = trueup.calibrate(model, [x], decide=False)
     assert trueup.correct(model, targets)(x.cuda()).is_cuda
     assert trueup.measure(model, targets, x).distance.device.type == "cpu"
 
@@ -134,7 +134,7 @@ def test_images_and_targets_go_to_the_models_device():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m, t: trueup.calibrate(m, images(2)), TypeError, r"loader is a tensor.*\[images\]"),
+        (lambda m, t: trueup.calibrate(m, images(2), decide=False), TypeError, r"loader is a tensor.*\[images\]"),
         (lambda m, t: trueup.correct(m, "vgg.safetensors"), TypeError, r"got str; .*Targets\.load"),
         (lambda m, t: trueup.correct(m, t, 0.5), TypeError, r"rule=0.5\): expected a rule"),
         (
@@ -149,10 +149,10 @@ def test_images_and_targets_go_to_the_models_device():
         ),
         (lambda m, t: trueup.sites(m, activations=nn.Mish), TypeError, "expected a tuple"),
         (lambda m, t: trueup.sites(m, activation=(nn.Mish,)), TypeError, "unexpected keyword argument 'activation'"),
-        (lambda m, t: trueup.calibrate(m, [images(2)], resolution=1), ValueError, "at least two levels"),
+        (lambda m, t: trueup.calibrate(m, [images(2)], resolution=1, decide=False), ValueError, "at least two levels"),
     ],
 )
 def test_slips_of_the_pen(call, error, message):
     model = make("vgg")
     with pytest.raises(error, match=message):
-        call(model, trueup.calibrate(model, [images(2)]))
+        call(model, trueup.calibrate(model, [images(2)], decide=False))

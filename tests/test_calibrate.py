@@ -31,7 +31,7 @@ def first_site(model, x):
 
 def test_the_target_is_the_barycenter_and_the_spread_is_its_deviation():
     model, x = make("vgg"), images(30)
-    targets = trueup.calibrate(model, [x], resolution=None)
+    targets = trueup.calibrate(model, [x], resolution=None, decide=False)
     a = first_site(model, x)
     torch.testing.assert_close(targets.activations["1"].target.float(), F.barycenter(a))
     torch.testing.assert_close(targets.activations["1"].spread.float(), F.spread(a), atol=1e-5, rtol=1e-4)
@@ -42,10 +42,10 @@ def test_the_target_is_the_barycenter_and_the_spread_is_its_deviation():
 
 def test_the_stored_resolution_keeps_the_target_within_the_error_it_states():
     model, x = make("vgg"), images(30)
-    full = trueup.calibrate(model, [x], resolution=None).activations["1"]
+    full = trueup.calibrate(model, [x], resolution=None, decide=False).activations["1"]
     stated = []
     for resolution in (65, 257, 1025):
-        stored = trueup.calibrate(model, [x], resolution=resolution, method="sort").activations["1"]
+        stored = trueup.calibrate(model, [x], resolution=resolution, method="sort", decide=False).activations["1"]
         assert stored.target.shape == (resolution,)
         error = F.wasserstein(full.target[None], stored.order_statistics(8192)).item()
         assert 0 < error <= stored.compression_error
@@ -61,13 +61,13 @@ def test_merging_does_not_depend_on_the_split(cuts, shards, keep):
     parts = list(x.tensor_split(sorted(cuts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trueup.Targets, "SAMPLE", keep)
-        whole = trueup.calibrate(model, [x], method="sort")
+        whole = trueup.calibrate(model, [x], method="sort", decide=False)
         if shards:
-            merged = trueup.calibrate(model, parts[:1], method="sort")
+            merged = trueup.calibrate(model, parts[:1], method="sort", decide=False)
             for part in reversed(parts[1:]):
-                merged = trueup.calibrate(model, [part], method="sort") + merged
+                merged = trueup.calibrate(model, [part], method="sort", decide=False) + merged
         else:
-            merged = trueup.calibrate(model, parts, method="sort")
+            merged = trueup.calibrate(model, parts, method="sort", decide=False)
     assert merged.images == whole.images == 24
     assert merged.sampled.equal(whole.sampled)
     for name, site in whole.activations.items():
@@ -90,10 +90,10 @@ def test_merging_channels_does_not_depend_on_the_split(cuts, shards, keep):
     with pytest.MonkeyPatch.context() as patch:
         for name, count in zip(("SAMPLE", "GATE_SAMPLE"), keep, strict=True):
             patch.setattr(trueup.Targets, name, count)
-        whole = trueup.calibrate(model, [x])
-        merged = trueup.calibrate(model, parts[:1] if shards else parts)
+        whole = trueup.calibrate(model, [x], decide=False)
+        merged = trueup.calibrate(model, parts[:1] if shards else parts, decide=False)
         for part in reversed(parts[1:]) if shards else ():
-            merged = trueup.calibrate(model, [part]) + merged
+            merged = trueup.calibrate(model, [part], decide=False) + merged
     assert merged.sampled.equal(whole.sampled)
     assert len(whole.sampled) == min(24, keep[1])
     assert list(merged.gate) == list(whole.gate) == ["blocks.0.conv.0.1", "blocks.0.conv.1.1"]
@@ -138,11 +138,13 @@ def test_any_batches_and_shards_of_any_images_give_the_same_targets(data, select
         for name, count in (("SAMPLE", 3), ("GATE_SAMPLE", 5)):
             patch.setattr(trueup.Targets, name, count)
         wanted = functools.reduce(
-            operator.add, (trueup.calibrate(model, [pool[n][None]], select=select) for n in sorted(drawn))
+            operator.add, (trueup.calibrate(model, [pool[n][None]], select=select, decide=False) for n in sorted(drawn))
         )
         ends = [0, *shards, len(drawn)]
         parts = [drawn[a:b] for a, b in itertools.pairwise(ends) if a < b]
-        found = functools.reduce(operator.add, (trueup.calibrate(model, batches(p), select=select) for p in parts))
+        found = functools.reduce(
+            operator.add, (trueup.calibrate(model, batches(p), select=select, decide=False) for p in parts)
+        )
     assert found.images == len(drawn)
     assert found.sampled.equal(wanted.sampled)
     assert len(found.sampled) == min(len(drawn), 5 if found.gate else 3)
@@ -163,8 +165,10 @@ def test_batches_of_several_sizes_add_up(method):
     batches = [images(5), images(3, 24), images(6), images(2, 12)]  # rows of the last are short, and so are sorted
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trueup.Targets, "SAMPLE", 7)
-        together = trueup.calibrate(model, batches, method=method)
-        apart = functools.reduce(operator.add, (trueup.calibrate(model, [b], method=method) for b in batches))
+        together = trueup.calibrate(model, batches, method=method, decide=False)
+        apart = functools.reduce(
+            operator.add, (trueup.calibrate(model, [b], method=method, decide=False) for b in batches)
+        )
     assert together.sampled.equal(apart.sampled)
     for name, site in apart.activations.items():
         torch.testing.assert_close(together.activations[name].total, site.total)
@@ -179,8 +183,8 @@ def test_the_sample_is_of_the_images_whose_content_hashes_lowest_and_their_own_q
     model, x = make("vgg"), images(10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trueup.Targets, "SAMPLE", 3)
-        kept = trueup.calibrate(model, x.split(4), method="sort")
-        alone = {int(trueup.calibrate(model, [image[None]]).sampled): image for image in x}
+        kept = trueup.calibrate(model, x.split(4), method="sort", decide=False)
+        alone = {int(trueup.calibrate(model, [image[None]], decide=False).sampled): image for image in x}
     assert kept.sampled.tolist() == sorted(alone)[:3]
     for key, row in zip(kept.sampled.tolist(), kept.activations["1"].sample, strict=True):
         ordered = np.sort(first_site(model, alone[key][None]).flatten())
@@ -195,14 +199,14 @@ def first_norm(model, x):
 
 def test_channel_statistics_are_sums_over_all_images_and_those_of_single_ones():
     model, x = make("mobilenet"), images(30)
-    targets = trueup.calibrate(model, x.split(7))
+    targets = trueup.calibrate(model, x.split(7), decide=False)
     site = targets.norms["stem.1"]
     a = first_norm(model, x).double().numpy()
     assert site.shape == (8, 16, 16)
     assert site.images == targets.images == 30
     np.testing.assert_allclose(site.total[0], a.mean((2, 3)).sum(0), atol=1e-4)
     np.testing.assert_allclose(site.total[1], a.var((2, 3)).sum(0), atol=1e-4)
-    one = {int(trueup.calibrate(model, [image[None]]).sampled): k for k, image in enumerate(x)}
+    one = {int(trueup.calibrate(model, [image[None]], decide=False).sampled): k for k, image in enumerate(x)}
     order = [one[int(key)] for key in targets.sampled]
     np.testing.assert_allclose(site.sample[:, 1], a.std((2, 3))[order], rtol=2e-3)
     assert site.sample.dtype == torch.float16
@@ -211,26 +215,29 @@ def test_channel_statistics_are_sums_over_all_images_and_those_of_single_ones():
 @pytest.mark.parametrize(("size", "bands"), [(16, True), (15, True), (14, False)])  # maps of 8, 8 and 7
 def test_small_maps_have_no_bands(size, bands):
     model = make("mobilenet")
-    site = trueup.calibrate(model, [images(12, size)]).norms["stem.1"]
+    site = trueup.calibrate(model, [images(12, size)], decide=False).norms["stem.1"]
     assert site.bands is bands
     assert site.reference(RULE).shape == (5, 3 if bands else 2, 8)
     assert site.reference(replace(RULE, bands=False)).shape == (5, 2, 8)
     # Maps of other sizes are taken as those of calibration were.
-    robust = trueup.correct(model, trueup.calibrate(model, [images(12, size)]), trueup.Evidence())
+    robust = trueup.correct(model, trueup.calibrate(model, [images(12, size)], decide=False), trueup.Evidence())
     assert robust(images(2, 14)).shape == robust(images(2, 40)).shape == (2, 10)
 
 
 def test_images_of_two_sizes_have_the_statistics_that_both_have():
     model = make("mobilenet")
-    large, small = trueup.calibrate(model, [images(6, 32)]), trueup.calibrate(model, [images(6, 14)])
-    for merged in (large + small, small + large, trueup.calibrate(model, [images(6, 32), images(6, 14)])):
+    large, small = (
+        trueup.calibrate(model, [images(6, 32)], decide=False),
+        trueup.calibrate(model, [images(6, 14)], decide=False),
+    )
+    for merged in (large + small, small + large, trueup.calibrate(model, [images(6, 32), images(6, 14)], decide=False)):
         assert not merged.norms["stem.1"].bands
         assert merged.norms["stem.1"].images == 12
 
 
 def test_the_strength_is_what_clean_images_lose_if_all_are_open():
     model, x = make("mobilenet"), images(200)
-    targets = trueup.calibrate(model, x.split(50))
+    targets = trueup.calibrate(model, x.split(50), decide=False)
     for strength in (0.01, 0.1):
         usual = targets.norms["stem.1"].reference(replace(RULE, strength=strength, base=0, counts=(1, 1, 1)))
         moments = trueup.functional.evidence.moments(first_norm(model, x), bands=True)[:, [0, 2, 3]].double()
@@ -244,7 +251,7 @@ def test_the_gate_reads_the_last_two_maps_among_the_first_third_of_all_norms():
         return {site: len(target.total) for site, target in read(make(name), size, **options).items()}
 
     def read(model, size=32, **options):
-        return trueup.calibrate(model, [images(12, size)], **options).gate
+        return trueup.calibrate(model, [images(12, size)], **options, decide=False).gate
 
     assert gate("mobilenet") == {"blocks.0.conv.0.1": 5, "blocks.0.conv.1.1": 5}  # of 7: the last two of three
     assert gate("densenet") == {"norms.0": 5}  # one of three
@@ -263,8 +270,8 @@ def test_the_gate_reads_the_last_two_maps_among_the_first_third_of_all_norms():
 
 def test_images_of_two_sizes_have_the_gate_that_both_have():
     model = make("mobilenet")
-    large, small = (trueup.calibrate(model, [images(6, size)]) for size in (32, 14))
-    for merged in (large + small, small + large, trueup.calibrate(model, [images(6, 32), images(6, 14)])):
+    large, small = (trueup.calibrate(model, [images(6, size)], decide=False) for size in (32, 14))
+    for merged in (large + small, small + large, trueup.calibrate(model, [images(6, 32), images(6, 14)], decide=False)):
         assert [len(target.total) for target in merged.gate.values()] == [2, 2]
         assert merged.gate["blocks.0.conv.0.1"].images == 12
         assert trueup.correct(model, merged, trueup.Evidence())(images(3)).shape == (3, 10)
@@ -273,7 +280,7 @@ def test_images_of_two_sizes_have_the_gate_that_both_have():
 @pytest.mark.parametrize("count", [1, 2, 10])
 def test_a_few_images_make_a_gate_that_is_as_honest_as_it_can_be(count):
     model = make("mobilenet")
-    targets = trueup.calibrate(model, [images(count)])
+    targets = trueup.calibrate(model, [images(count)], decide=False)
     shift = trueup.measure(model, targets, images(4, seed=5) * 9)
     assert (shift.image_rank <= 1 - 1 / (count // 2 + 1)).all()
     out = trueup.correct(model, targets, trueup.Evidence(budget=0.02, least=0))(images(4, seed=5) * 9)
@@ -283,13 +290,13 @@ def test_a_few_images_make_a_gate_that_is_as_honest_as_it_can_be(count):
 
 def test_images_seen_twice_are_not_held_out_from_a_gate_fitted_to_them():
     model, fresh = make("mobilenet"), images(100, seed=7)
-    once, twice = (trueup.calibrate(model, [images(100)] * times) for times in (1, 2))
+    once, twice = (trueup.calibrate(model, [images(100)] * times, decide=False) for times in (1, 2))
     for targets in (once, twice, once + once):
         rank = trueup.measure(model, targets, fresh).image_rank
         assert (rank > 0.9).float().mean() < 0.2  # of clean images that were not seen
     assert len(once.fitted_gate.held) == 50
     assert len(twice.fitted_gate.held) == 100
-    same = trueup.calibrate(model, [images(1)] * 9)  # nothing to tell images apart by
+    same = trueup.calibrate(model, [images(1)] * 9, decide=False)  # nothing to tell images apart by
     assert (trueup.measure(model, same, fresh).image_rank == 0).all()
 
 
@@ -297,9 +304,9 @@ def test_images_seen_twice_are_not_held_out_from_a_gate_fitted_to_them():
 def test_calibrating_under_autocast_and_adding_up_is_calibrating_in_half(dtype):
     """What is kept of single images in float16 cannot be put together under autocast to bfloat16."""
     model, x = make("mobilenet"), images(24)
-    wanted = trueup.calibrate(model, [x])
+    wanted = trueup.calibrate(model, [x], decide=False)
     with torch.autocast("cpu", dtype):
-        found = trueup.calibrate(model, x[:16].split(8)) + trueup.calibrate(model, [x[16:]])
+        found = trueup.calibrate(model, x[:16].split(8), decide=False) + trueup.calibrate(model, [x[16:]], decide=False)
     assert found.sampled.equal(wanted.sampled)
     for name, site in wanted.norms.items():
         assert found.norms[name].sample.dtype == torch.float16
@@ -312,8 +319,8 @@ def test_memory_does_not_depend_on_the_number_of_images():
     def numbers(targets):
         return sum(t.numel() for site in targets.activations.values() for t in (site.total, site.square, site.sample))
 
-    few = trueup.calibrate(model, [images(8)] * 70)
-    many = trueup.calibrate(model, [images(8)] * 140)
+    few = trueup.calibrate(model, [images(8)] * 70, decide=False)
+    many = trueup.calibrate(model, [images(8)] * 140, decide=False)
     assert many.images == 2 * few.images == 1120
     assert numbers(many) == numbers(few)
 
@@ -327,7 +334,7 @@ def test_every_order_statistic_is_kept_without_those_of_every_image_at_every_sit
         add(self, measured, names)
 
     monkeypatch.setattr(Accumulator, "add", watched)
-    for name, site in trueup.calibrate(make("vgg"), [images(32)], resolution=None).activations.items():
+    for name, site in trueup.calibrate(make("vgg"), [images(32)], resolution=None, decide=False).activations.items():
         assert left[name].values.numel() == 2 * len(site.total)
 
 
@@ -344,13 +351,13 @@ def test_one_batch_is_held_at_a_time():
             most = max(most, len(alive))
             yield batch
 
-    trueup.calibrate(make("vgg"), loader())
+    trueup.calibrate(make("vgg"), loader(), decide=False)
     assert most <= 2  # the new one, and the one before that the loop still names
 
 
 def test_the_rank_is_the_share_of_clean_images_that_lie_closer():
     model, x = make("vgg"), images(200)
-    site = trueup.calibrate(model, [x], method="sort").activations["1"]
+    site = trueup.calibrate(model, [x], method="sort", decide=False).activations["1"]
     ordered = F.as_rows(first_site(model, x)).sort(dim=1).values
     distances = F.wasserstein(ordered, site.order_statistics(8192).float())
     ranks = distances.argsort().argsort() / 200
@@ -362,7 +369,7 @@ def test_the_rank_is_the_share_of_clean_images_that_lie_closer():
 
 def test_targets_of_norms_alone_serve_evidence_only():
     model = make("mobilenet")
-    targets = trueup.calibrate(model, [images(8)], select=lambda site: site.kind == "norm")
+    targets = trueup.calibrate(model, [images(8)], select=lambda site: site.kind == "norm", decide=False)
     assert targets.images == 8
     assert repr(targets) == "Targets(0 activations, 7 norms, 8 images)"
     assert trueup.correct(model, targets, trueup.Evidence())(images(2)).shape == (2, 10)
@@ -373,17 +380,17 @@ def test_targets_of_norms_alone_serve_evidence_only():
 def test_a_model_without_norms_has_nothing_for_evidence():
     model = make("vgg")
     with pytest.raises(ValueError, match="Evidence needs targets of norm sites.*Sequential has no such site"):
-        trueup.correct(model, trueup.calibrate(model, [images(2)]), trueup.Evidence())
+        trueup.correct(model, trueup.calibrate(model, [images(2)], decide=False), trueup.Evidence())
 
 
 def test_targets_that_do_not_belong_together_cannot_be_added():
     model, x = make("vgg"), images(4)
-    targets = trueup.calibrate(model, [x])
+    targets = trueup.calibrate(model, [x], decide=False)
     with pytest.raises(ValueError, match="two different models.*'0.weight'"):
-        targets + trueup.calibrate(make("resnet"), [x])
+        targets + trueup.calibrate(make("resnet"), [x], decide=False)
     with pytest.raises(ValueError, match="cannot be added: one has sites"):
-        targets + trueup.calibrate(model, [x], select=lambda site: site.name != "1")
+        targets + trueup.calibrate(model, [x], select=lambda site: site.name != "1", decide=False)
     with pytest.raises(ValueError, match=r"'1': calibrated at two resolutions \(1025 and 33 values\)"):
-        targets + trueup.calibrate(model, [x], resolution=33)
+        targets + trueup.calibrate(model, [x], resolution=33, decide=False)
     with pytest.raises(TypeError):
         targets + 1

@@ -23,7 +23,7 @@ def rounded(output):
 @pytest.fixture(scope="module")
 def resnet():
     model = make("resnet")
-    return model, trueup.calibrate(model, images(64).split(32))
+    return model, trueup.calibrate(model, images(64).split(32), decide=False)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.08, 0.15, 0.4])
@@ -76,7 +76,7 @@ def test_the_model_keeps_its_mode_and_its_weights(resnet):
 def test_pixels_count_by_their_share():
     """Half of each image always changes its answer, where a rule changes anything at all."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1)).eval()
-    targets = trueup.calibrate(model, [images(32)])
+    targets = trueup.calibrate(model, [images(32)], decide=False)
     outputs: list[torch.Tensor] = []
 
     def answer(output):
@@ -130,7 +130,7 @@ def test_it_says_what_is_wrong(resnet, arguments, error, message):
 
 def test_it_says_that_an_output_holds_no_classes():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 30 * 30, 1))
-    targets = trueup.calibrate(model.eval(), [images(8)])
+    targets = trueup.calibrate(model.eval(), [images(8)], decide=False)
     with pytest.raises(ValueError, match=r"output is of shape \(8, 1\), not scores.*answer=lambda"):
         trueup.choose(model, targets, [images(8)], 0.5)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -48,16 +47,15 @@ class Small(nn.Module):
         return self.head(self.body(x).mean(dim=(2, 3)))
 
 
-class Loudness(nn.Module):
-    """Answers by the mean of channels after a norm: whoever moves these back destroys the answer."""
+class Loudest(nn.Module):
+    """Answers which channel is loudest, after many norms: a fixed rule takes a channel that stands out for a fault."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 60, depth: int = 40) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm2d(CLASSES)
-        self.after = nn.BatchNorm2d(CLASSES)
+        self.norms = nn.Sequential(*(nn.BatchNorm2d(channels, momentum=None) for _ in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.norm(x)).mean(dim=(2, 3))
+        return self.norms(x).mean(dim=(2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +78,15 @@ def decided(trained):
 
 
 @pytest.fixture(scope="module")
-def loud():
-    """A model and clean images on which any correction of the last norms harms: means are the answer."""
+def loudest():
+    """The model, clean images and their labels."""
     draw = torch.Generator().manual_seed(3)
-    labels = torch.randint(CLASSES, (160,), generator=draw)
-    images = 0.3 * torch.randn(160, CLASSES, 12, 12, generator=draw)
-    images += F.one_hot(labels, CLASSES)[:, :, None, None] * 0.2
-    model = Loudness().train()
+    labels = torch.randint(60, (300,), generator=draw)
+    loudness = F.one_hot(labels, 60) + 0.3 * torch.randn(300, 60, generator=draw)
+    images = loudness[:, :, None, None] + 0.3 * torch.randn(300, 60, 8, 8, generator=draw)
+    model = Loudest().train()
     with torch.no_grad():
-        for _ in range(60):
-            model(images)
+        model(images)
     return model.eval(), images, labels
 
 
@@ -103,19 +100,17 @@ def test_the_default_gains_under_shifts_that_were_never_shown_and_keeps_clean_an
     robust = trueup.correct(trained, decided)
     clean, labels = pictures(400, 4)
     assert accuracy(robust, clean, labels) >= accuracy(trained, clean, labels) - 0.02
-    dark, labels = pictures(400, 5, contrast=0.25, noise=0.35)
-    assert accuracy(robust, dark, labels) > accuracy(trained, dark, labels) + 0.05
+    faint, labels = pictures(400, 5, contrast=0.3)
+    assert accuracy(robust, faint + 1.5, labels) > accuracy(trained, faint + 1.5, labels) + 0.2
 
 
-def test_a_harmful_default_does_not_come_back(loud):
-    model, images, labels = loud
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        targets = trueup.calibrate(model, images[:80].split(40))
-    former = trueup.correct(model, targets, Evidence(depth=1.0, budget=1.0))
-    before = accuracy(model, images[80:], labels[80:])
-    assert accuracy(former, images[80:], labels[80:]) < before - 0.05, "this model should be harmed by a fixed rule"
-    assert accuracy(trueup.correct(model, targets), images[80:], labels[80:]) >= before - 0.03
+def test_a_harmful_default_does_not_come_back(loudest):
+    model, images, labels = loudest
+    targets = trueup.calibrate(model, images[:150].split(50))
+    fixed = trueup.correct(model, targets, Evidence())
+    before = accuracy(model, images[150:], labels[150:])
+    assert accuracy(fixed, images[150:], labels[150:]) < before - 0.05, "a fixed rule should harm this model"
+    assert accuracy(trueup.correct(model, targets), images[150:], labels[150:]) >= before - 0.02
 
 
 def test_no_more_clean_answers_change_than_allowed(trained):
@@ -207,7 +202,8 @@ class TestPerturbations:
         out = perturb(clean, name, scale, numbers=torch.arange(6), level=1.5)
         assert out.shape == clean.shape
         assert out.isfinite().all()
-        assert (out >= scale.low).all() and (out <= scale.high).all()
+        assert (out >= scale.low).all()
+        assert (out <= scale.high).all()
         assert (out - clean).abs().mean() > 0.01 * clean.std()
         alone = perturb(clean[4:5], name, scale, numbers=torch.tensor([4]), level=1.5)
         assert torch.allclose(alone[0], out[4], atol=1e-4)

@@ -25,7 +25,7 @@ rank, compact, new = distributed.get_rank(), make("compact"), images(60, seed=5)
 shards = {"half": images(24)[rank::2], "idle": images(24)[: 24 * (rank == 0)]}
 unseen = {"half": new[:10] if rank else new[10:], "idle": new[: 60 * (rank == 0)]}
 for share in shards:
-    targets = trueup.calibrate(compact, shards[share].split(5))
+    targets = trueup.calibrate(compact, shards[share].split(5), decide=False)
     targets.save(f"{sys.argv[1]}/{share}{rank}.safetensors")
     rule = trueup.choose(compact, targets, unseen[share].split(7), 0.2, STRONG, answer=rounded)
     open(f"{sys.argv[1]}/{share}{rank}.rule", "w").write(repr(rule))
@@ -59,7 +59,7 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("share", ["half", "idle"], ids=["half each", "one rank without data"])
 def test_two_processes_calibrate_and_choose_as_one_does(ranks, share):
     model = make("compact")
-    whole, new = trueup.calibrate(model, [images(24)]), images(60, seed=5)
+    whole, new = trueup.calibrate(model, [images(24)], decide=False), images(60, seed=5)
 
     def chosen(few):
         return trueup.choose(model, whole, [few], 0.2, STRONG, answer=rounded)

@@ -24,7 +24,7 @@ def traced(monkeypatch):
 
 def test_the_distance_is_the_wasserstein_distance_of_each_image_at_each_site():
     model, x = make("vgg"), images(5, seed=9)
-    targets = trueup.calibrate(model, [images(40)], resolution=None)
+    targets = trueup.calibrate(model, [images(40)], resolution=None, decide=False)
     shift = trueup.measure(model, targets, x)
     assert shift.activations == ("1", "4", "7", "11")
     a = model[:2](x).detach()
@@ -35,7 +35,7 @@ def test_the_distance_is_the_wasserstein_distance_of_each_image_at_each_site():
 def test_shifted_images_are_unusual_and_clean_ones_are_not():
     model = make("resnet")
     everything = images(600)
-    targets = trueup.calibrate(model, everything[:400].split(100))
+    targets = trueup.calibrate(model, everything[:400].split(100), decide=False)
     clean = trueup.measure(model, targets, everything[400:])
     assert (clean.activation_rank.mean(dim=0) - 0.5).abs().max() < 0.08
     assert ((clean.activation_rank > 0.9).float().mean(dim=0) < 0.2).all()
@@ -46,7 +46,7 @@ def test_shifted_images_are_unusual_and_clean_ones_are_not():
 def test_the_evidence_is_the_mean_of_squared_distances_in_spreads():
     """By hand, from the definition, at a norm without bands."""
     model, clean, x = make("vit"), images(60), images(5, seed=9) * 2
-    targets = trueup.calibrate(model, [clean])
+    targets = trueup.calibrate(model, [clean], decide=False)
     shift = trueup.measure(model, targets, x)
     assert shift.norms == ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2")
 
@@ -67,7 +67,7 @@ def test_the_evidence_is_the_mean_of_squared_distances_in_spreads():
 def test_ranks_are_calibrated_on_clean_images_that_were_not_seen():
     model = make("resnet")
     everything = images(2500)
-    targets = trueup.calibrate(model, everything[:500].split(100))
+    targets = trueup.calibrate(model, everything[:500].split(100), decide=False)
     parts = [trueup.measure(model, targets, part) for part in everything[500:].split(500)]
     for name, ranked in (("norm_rank", 500), ("image_rank", 250)):
         ranks = torch.cat([getattr(part, name) for part in parts])
@@ -82,7 +82,7 @@ def test_ranks_are_calibrated_on_clean_images_that_were_not_seen():
 
 def test_the_image_is_ranked_by_what_opens_the_gate_selected_or_not():
     model, x = make("resnet"), torch.cat([images(20, seed=3), images(20, seed=3) * 0.5])
-    targets = trueup.calibrate(model, images(200).split(50))
+    targets = trueup.calibrate(model, images(200).split(50), decide=False)
     rule = trueup.Evidence(least=0)  # else early norms are corrected before the gate looks
     robust = trueup.correct(model, targets, rule)
     seen = []
@@ -98,7 +98,7 @@ def test_the_image_is_ranked_by_what_opens_the_gate_selected_or_not():
 
 def test_an_image_that_is_not_finite_is_entirely_surprising():
     model, x = make("resnet"), images(3, seed=4)
-    targets = trueup.calibrate(model, [images(20)])
+    targets = trueup.calibrate(model, [images(20)], decide=False)
     x[1, 0, 3, 3] = torch.nan
     shift = trueup.measure(model, targets, x)
     assert shift.image_rank[1] == 1
@@ -108,7 +108,7 @@ def test_an_image_that_is_not_finite_is_entirely_surprising():
 
 def test_an_image_is_measured_alike_in_any_batch():
     model, x = make("resnet"), images(6, seed=4)
-    targets = trueup.calibrate(model, [images(20)])
+    targets = trueup.calibrate(model, [images(20)], decide=False)
     together = trueup.measure(model, targets, x)
     for k in range(6):
         alone = trueup.measure(model, targets, x[k : k + 1])
@@ -118,18 +118,18 @@ def test_an_image_is_measured_alike_in_any_batch():
 
 def test_it_prints_as_a_table():
     model = make("vgg")
-    text = str(trueup.measure(model, trueup.calibrate(model, [images(8)]), images(3)))
+    text = str(trueup.measure(model, trueup.calibrate(model, [images(8)], decide=False), images(3)))
     assert text.splitlines()[0].startswith("activation  distance     rank   (means over 3 images)")
     assert len(text.splitlines()) == 5
     model = make("resnet")
-    lines = str(trueup.measure(model, trueup.calibrate(model, [images(8)]), images(3))).splitlines()
+    lines = str(trueup.measure(model, trueup.calibrate(model, [images(8)], decide=False), images(3))).splitlines()
     assert len(lines) == 1 + 7 + 1 + 6
     assert lines[8].split() == ["norm", "evidence", "rank"]
 
 
 def test_a_meter_measures_as_measure_does_and_traces_the_model_once(monkeypatch):
     model = make("resnet")
-    targets = trueup.calibrate(model, [images(20)])
+    targets = trueup.calibrate(model, [images(20)], decide=False)
     calls = traced(monkeypatch)
     meter = Meter(model, targets, select=lambda site: site.kind == "norm")
     for seed in range(3):
@@ -146,7 +146,7 @@ def test_a_meter_measures_as_measure_does_and_traces_the_model_once(monkeypatch)
 
 def test_a_meter_leaves_nothing_behind():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
-    meter, x = Meter(model, trueup.calibrate(model, [images(8, 8)])), images(2, 8)
+    meter, x = Meter(model, trueup.calibrate(model, [images(8, 8)], decide=False)), images(2, 8)
 
     def alive_after(calls):
         for _ in range(calls):

@@ -17,6 +17,7 @@ import architectures
 import trueup
 from architectures import images, make
 from trueup import functional as F
+from trueup.decide.search import CANDIDATES
 
 STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
 EVIDENCE = trueup.Evidence(budget=1, strength=0.05)
@@ -51,7 +52,7 @@ every = pytest.mark.parametrize("rule", [STRONG, EVIDENCE, GATED, CAREFUL], ids=
 def corrected(name, rule=STRONG):
     model = make(name)
     method = getattr(rule, "method", "auto")
-    return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8), method=method), rule)
+    return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8), method=method, decide=False), rule)
 
 
 def names(sites):
@@ -106,7 +107,7 @@ class TestUntouched:
         model, x = make(name), images(8)
         before = copy.deepcopy(model.state_dict())
         outputs, structure = model(x), repr(model)
-        targets = trueup.calibrate(model, [x])
+        targets = trueup.calibrate(model, [x], decide=False)
         for rule in (STRONG, EVIDENCE, GATED, CAREFUL) if name in NORMED else (STRONG,):
             trueup.correct(model, targets, rule)(x)
         trueup.measure(model, targets, x), trueup.sites(model, x)
@@ -122,7 +123,7 @@ class TestUntouched:
     def test_a_model_in_training_mode_stays_so_and_its_running_statistics_stand(self, rule):
         model = make("resnet").train()
         before = copy.deepcopy(model.state_dict())
-        targets = trueup.calibrate(model, [images(8)])
+        targets = trueup.calibrate(model, [images(8)], decide=False)
         robust = trueup.correct(model, targets, rule)
         assert not robust.training
         assert all(module.training for module in model.modules())
@@ -182,7 +183,7 @@ class TestIdentity:
     @pytest.mark.parametrize("name", NORMED)
     def test_an_image_inside_cleans_range_has_the_models_bits_beside_one_that_is_not(self, name):
         model = make(name)
-        targets = trueup.calibrate(model, images(200).split(50))
+        targets = trueup.calibrate(model, images(200).split(50), decide=False)
         robust, x = trueup.correct(model, targets, CAREFUL), torch.cat([images(12, seed=7), dark(4)])
         usual = trueup.measure(model, targets, x).image_rank <= 1 - 20 * CAREFUL.budget
         assert 2 <= usual.sum() <= 12
@@ -192,7 +193,7 @@ class TestIdentity:
     @pytest.mark.parametrize("name", NORMED)
     def test_every_image_is_corrected_and_an_unusual_one_by_more(self, name):
         model = make(name)
-        targets = trueup.calibrate(model, images(200).split(50))
+        targets = trueup.calibrate(model, images(200).split(50), decide=False)
         x = torch.cat([images(12, seed=7), dark(4)])
         rule = replace(GATED, budget=1e-6)  # the gate stays shut
         least = trueup.correct(model, targets, rule)
@@ -209,7 +210,7 @@ class TestIdentity:
 
     def test_where_it_is_not_known_how_unusual_an_image_is_evidence_counts_half(self):
         model = make("resnet")
-        targets = trueup.calibrate(model, images(48).split(24))
+        targets = trueup.calibrate(model, images(48).split(24), decide=False)
         robust, whole = (trueup.correct(model, targets, rule) for rule in (GATED, EVIDENCE))
         early = robust.placed_at[: robust.placed_at.index(list(targets.gate)[-1])]
         assert early
@@ -222,7 +223,7 @@ class TestIdentity:
 
     def test_there_must_be_something_left_to_correct(self):
         model = make("resnet")
-        targets = trueup.calibrate(model, [images(20)])
+        targets = trueup.calibrate(model, [images(20)], decide=False)
         first = lambda site: site.name == "layer1.0.bn1"  # noqa: E731
         assert not trueup.correct(model, targets, GATED, select=first)(dark()).equal(model(dark()))
         with pytest.raises(ValueError, match="nothing to correct.*with least=0, all norms before the gate.*least=0.05"):
@@ -245,9 +246,11 @@ class TestIdentity:
         all_of_them = names(trueup.sites(model))
         gate = -(-norms // 3) - 1 if rule is CAREFUL else 0  # the last norm that is read
         moved = all_of_them[gate : norms - left]
-        targets = trueup.calibrate(model, [images(24)], select=lambda site: site.kind == "norm")
+        targets = trueup.calibrate(model, [images(24)], select=lambda site: site.kind == "norm", decide=False)
         assert names(trueup.correct(model, targets, rule).sites) == moved
-        some = trueup.calibrate(model, [images(24)], select=lambda site: site.name in all_of_them[: norms // 2 + 1])
+        some = trueup.calibrate(
+            model, [images(24)], select=lambda site: site.name in all_of_them[: norms // 2 + 1], decide=False
+        )
         assert names(trueup.correct(model, some, rule).sites) == [name for name in moved if name in some.norms]
         if left:
             last = lambda site: site.name == all_of_them[-1]  # noqa: E731
@@ -257,7 +260,7 @@ class TestIdentity:
     @pytest.mark.parametrize("name", NORMED)
     def test_a_least_gate_value_of_one_is_no_gate(self, name):
         model = make(name)
-        targets = trueup.calibrate(model, images(48).split(24))
+        targets = trueup.calibrate(model, images(48).split(24), decide=False)
         wanted = trueup.correct(model, targets, EVIDENCE)(dark())
         whole = trueup.correct(model, targets, replace(GATED, least=1))
         assert not whole.readers
@@ -276,7 +279,7 @@ class TestIdentity:
     def test_full_strength_lands_on_the_targets_shape_at_every_site(self):
         torch.manual_seed(0)  # leaky and in float64, so that there are no ties
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LeakyReLU(), nn.Conv2d(8, 8, 3), nn.LeakyReLU()).double()
-        targets = trueup.calibrate(model, [images(24).double()], resolution=None)
+        targets = trueup.calibrate(model, [images(24).double()], resolution=None, decide=False)
         robust = trueup.correct(model, targets, trueup.Correction(1, 0, location="match", sparse=False))
         seen = {}
         for name, module in zip(robust.placed_at, robust.placed, strict=True):
@@ -289,7 +292,7 @@ class TestIdentity:
     @everywhere
     def test_a_correction_brings_every_site_closer_to_its_target(self, name):
         model, robust = corrected(name)
-        targets = trueup.calibrate(model, images(24).split(8))
+        targets = trueup.calibrate(model, images(24).split(8), decide=False)
         before = trueup.measure(model, targets, dark()).distance
         inside = {}
         for site, module in zip(robust.placed_at, robust.placed, strict=True):
@@ -304,7 +307,7 @@ class TestIdentity:
     def test_evidence_is_heeded_where_there_is_some_and_clean_images_are_left(self, name):
         model, robust = corrected(name, EVIDENCE)
         robust = unfused(robust)  # so that what comes out there is the norm's output, and not a ReLU's
-        targets = trueup.calibrate(model, images(24).split(8))
+        targets = trueup.calibrate(model, images(24).split(8), decide=False)
         before = trueup.measure(model, targets, dark()).evidence
         inside = {}
         for site, module in zip(robust.placed_at, robust.placed, strict=True):
@@ -331,13 +334,13 @@ class TestPortable:
         assert torch.nn.functional.cosine_similarity(small.flatten(), large.flatten(), dim=0) > 0.7
 
     @pytest.mark.parametrize("size", [(48, 40), (24, 24), (64, 17)], ids=str)
-    def test_the_default_rule_at_another_size_is_close_to_a_calibration_at_that_size(self, size):
+    @pytest.mark.parametrize("rule", [trueup.Evidence(), CANDIDATES[-1]], ids=["gated", "chosen by calibration"])
+    def test_evidence_at_another_size_is_close_to_a_calibration_at_that_size(self, size, rule):
         """Textures with as much detail per pixel at any size; shifted, so that there is something to correct."""
         model = make("resnet")
-        targets, there = (trueup.calibrate(model, textures(200, s).split(50)) for s in ((32, 32), size))
+        targets, there = (trueup.calibrate(model, textures(120, s).split(60)) for s in ((32, 32), size))
         x = 2 * textures(16, size, seed=2) - 1.5
-        robust, wanted = (trueup.correct(model, t) for t in (targets, there))
-        assert robust.rule == wanted.rule == trueup.Evidence()
+        robust, wanted = (trueup.correct(model, t, rule) for t in (targets, there))
         assert robust(x).isfinite().all()
         moved = (wanted(x) - model(x)).norm()
         assert moved > 0.2
@@ -346,7 +349,7 @@ class TestPortable:
     @every
     def test_targets_from_full_precision_serve_the_model_in_half(self, rule):
         model = make("resnet")
-        targets = trueup.calibrate(model, [images(24)])
+        targets = trueup.calibrate(model, [images(24)], decide=False)
         wanted = trueup.correct(model, targets, rule)(dark())
         half = trueup.correct(copy.deepcopy(model).bfloat16(), targets, rule)(dark().bfloat16())
         torch.testing.assert_close(half.float(), wanted, atol=0.05, rtol=0.05)
@@ -485,7 +488,7 @@ class TestPlainPyTorch:
 
     def test_a_predicate_that_cannot_be_pickled_does_not_get_in_the_way(self):
         model = make("resnet")
-        targets = trueup.calibrate(model, [images(8)])
+        targets = trueup.calibrate(model, [images(8)], decide=False)
         robust = trueup.correct(model, targets, STRONG, select=lambda site: "#" in site.name)
         assert pickle.loads(pickle.dumps(robust))(dark()).equal(robust(dark()))
 
@@ -535,6 +538,6 @@ class TestPlainPyTorch:
         wanted = robust(dark())
         on_gpu = copy.deepcopy(robust).cuda()
         torch.testing.assert_close(on_gpu(dark().cuda()).cpu(), wanted, atol=1e-3, rtol=1e-3)
-        targets = trueup.calibrate(model.cuda(), images(24).split(8))
+        targets = trueup.calibrate(model.cuda(), images(24).split(8), decide=False)
         again = trueup.correct(model, targets, rule)
         torch.testing.assert_close(again(dark().cuda()).cpu(), wanted, atol=1e-3, rtol=1e-3)

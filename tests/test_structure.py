@@ -28,10 +28,11 @@ LAYERS = [
     {"kernels"},
     {"targets"},
     {"graph"},
-    {"verbs"},
+    {"verbs", "decide"},
     {"", "cli", "__main__"},
 ]
 LAB_LAYERS = [
+    {"devices", "durations", "processes", "tables"},
     {"data", "models"},
     {"training", "evaluation"},
     {"experiments", "performance", "figures", "demo"},

@@ -91,6 +91,8 @@ def correct(
 
 def build(traced: Trace, targets: Targets, rule: Rule, select: Select | None = None) -> Corrected:
     """Correct a traced model whose targets were checked. The result shares the trace's module objects."""
+    if isinstance(rule, Evidence) and not rule.changes:
+        return Corrected(traced, targets, rule, [])
     kind: Kind = "norm" if isinstance(rule, Evidence) else "activation"
     wanted = targets.norms if isinstance(rule, Evidence) else targets.activations
     if not wanted:
@@ -100,9 +102,9 @@ def build(traced: Trace, targets: Targets, rule: Rule, select: Select | None = N
     names = [name for name in found if name in wanted]
     if isinstance(rule, Evidence):
         norms = [site.name for site in traced.sites if site.kind == "norm"]
-        names = [name for name in names if rule.changes and name in norms[: rule.corrected(len(norms))]]
+        names = [name for name in names if name in norms[: rule.corrected(len(norms))]]
     robust = Corrected(traced, targets, rule, names)
-    if not robust.sites and (not isinstance(rule, Evidence) or rule.changes):
+    if not robust.sites:
         raise ValueError(
             f"nothing to correct: {rule} skips the last {1 - getattr(rule, 'depth', 1):.0%} of the norms and, with "
             "least=0, all norms before the gate. Select other norms with select=, or set least=0.05"

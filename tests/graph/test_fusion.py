@@ -42,7 +42,7 @@ rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
 
 def corrected(model, rule, images_=None):
-    targets = trueup.calibrate(model, [images(24)] if images_ is None else [images_])
+    targets = trueup.calibrate(model, [images(24)] if images_ is None else [images_], decide=False)
     return trueup.correct(model, targets, rule)
 
 
@@ -77,7 +77,7 @@ def test_what_leads_to_a_relu_is_done_with_its_correction(follow, relu, _, befor
 def test_both_rules_give_the_same_bits_as_with_everything_apart(follow, relu, after_norm, before_relu):
     """The layouts, precisions and shapes of residuals, through the kernels."""
     model, x = Block(follow, relu), torch.cat([images(2), dark(2)])
-    targets = trueup.calibrate(model, [images(12)])
+    targets = trueup.calibrate(model, [images(12)], decide=False)
     with torch.no_grad():
         for rule in (EVERYONE, PAPER) if before_relu else (EVERYONE,):
             robust = trueup.correct(model, targets, rule)
@@ -141,7 +141,7 @@ def identity_in_place(out, identity):
 )
 def test_of_two_norms_that_are_added_one_does_it(add, taker, order):
     model, x = Downsampling(add), torch.cat([images(4), dark(4)])
-    targets = trueup.calibrate(model, [images(24)])
+    targets = trueup.calibrate(model, [images(24)], decide=False)
     for rule in (EVERYONE, GATED, SHUT):
         robust = trueup.correct(model, targets, rule)
         wanted = {"bn1": ("relu",), "bn2": (), "downsample.1": (), taker: (order, "relu")}
@@ -184,7 +184,7 @@ def test_a_chain_compiles_and_exports(rule):
 @pytest.mark.parametrize("follow", [iadd, residual_first])
 def test_in_another_precision(follow, dtype):
     model = Block(follow)
-    targets = trueup.calibrate(model, [images(24)])
+    targets = trueup.calibrate(model, [images(24)], decide=False)
     for rule in (EVERYONE, SHUT, PAPER):
         robust, x = trueup.correct(copy.deepcopy(model).to(dtype), targets, rule), dark().to(dtype)
         assert len(without_norm(next(iter(tasks(robust, x).values())))) == 2
@@ -195,7 +195,7 @@ def test_in_another_precision(follow, dtype):
 def test_in_place_and_in_mixed_precision_the_sum_is_as_narrow_as_the_models():
     model = Block(lambda self, y, x: iadd(self, y, x.float()[:, :1, 2:, 2:].repeat(1, 4, 1, 1)))
     model.other = nn.Identity()
-    targets = trueup.calibrate(model, [images(24)])
+    targets = trueup.calibrate(model, [images(24)], decide=False)
     robust, x = trueup.correct(model.bfloat16(), targets, EVERYONE), dark().bfloat16()
     assert without_norm(tasks(robust, x)["bn"]) == (INTO, "relu")
     assert robust(x).equal(apart(robust)(x))
@@ -267,7 +267,7 @@ def test_a_batch_norm_is_done_together_only_if_nothing_else_touches_its_input(ho
 
 def test_a_batch_norm_that_the_gate_reads_is_the_models_own():
     model = make("resnet")
-    targets = trueup.calibrate(model, [images(24)])
+    targets = trueup.calibrate(model, [images(24)], decide=False)
     found = tasks(trueup.correct(model, targets, GATED))
     assert {name for name, told in found.items() if "norm" not in told} == set(targets.gate)
 

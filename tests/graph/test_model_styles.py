@@ -57,7 +57,7 @@ def _augmented(self, h):
 
 def test_augmented_assignment_changes_the_tensor_that_others_hold():
     model = Written(_augmented).eval()
-    targets = trueup.calibrate(model, [images(4)])
+    targets = trueup.calibrate(model, [images(4)], decide=False)
     assert trueup.correct(model, targets, NOTHING)(images(4)).equal(model(images(4)))
 
 
@@ -106,7 +106,7 @@ def test_what_is_written_in_place_is_read_corrected_by_every_name(rest, wanted):
 
 def test_gradients_flow_through_an_ordinary_in_place_activation():
     model = Written(lambda self, h: self.relu(h)).eval()
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]), PAPER)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), PAPER)
     x = images(2).requires_grad_()
     robust(x).sum().backward()
     assert x.grad.abs().sum() > 0
@@ -129,7 +129,7 @@ class Options(nn.Module):
 
 def test_optional_inputs_keep_their_defaults_and_their_names():
     model = Options().eval()
-    targets = trueup.calibrate(model, [images(4)])
+    targets = trueup.calibrate(model, [images(4)], decide=False)
     robust = trueup.correct(model, targets, NOTHING)
     assert robust(images(4)).equal(model(images(4)))
     assert robust(x=images(4), mask=None, features=False, scale=2.0).equal(model(images(4), scale=2.0))
@@ -149,7 +149,7 @@ class Nested(nn.Module):
 
 def test_outputs_may_be_nested():
     model = Nested().eval()
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]), NOTHING)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), NOTHING)
     assert robust(images(2))["maps"][1][0].equal(model(images(2))["maps"][1][0])
 
 
@@ -168,7 +168,7 @@ class Modes(nn.Module):
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
 def test_a_copy_made_in_training_mode_is_right_in_both(copier):
     model = Modes().eval()
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]), PAPER)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), PAPER)
     wanted = robust(images(4))
     twin = copier(robust.train())
     assert twin.training
@@ -204,7 +204,7 @@ class Placed(nn.Module):
 
 def test_names_of_submodules_do_not_collide():
     model = Placed().eval()
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]), NOTHING)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), NOTHING)
     assert robust(images(2)).equal(model(images(2)))
     assert list(robust.state_dict()) == list(model.state_dict())
     robust.load_state_dict(model.state_dict())
@@ -239,7 +239,7 @@ def test_hooks_of_the_model_see_tensors_only_and_stay():
     model.register_forward_pre_hook(lambda _m, inputs: seen.append(float(inputs[0].mean())))
     assert names(trueup.sites(model)) == ["0.1"]
     assert seen == []
-    targets = trueup.calibrate(model, [images(2)])
+    targets = trueup.calibrate(model, [images(2)], decide=False)
     trueup.correct(model, targets, PAPER)
     seen.clear()
     model(images(2))
@@ -250,7 +250,7 @@ def test_a_hook_that_changes_values_is_noticed():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
     model.register_forward_hook(lambda _m, _i, out: out * 2)
     with pytest.raises(TraceError, match="gives other outputs than its traced forward pass"):
-        trueup.calibrate(model, [images(2)])
+        trueup.calibrate(model, [images(2)], decide=False)
 
 
 class Noisy(nn.Module):
@@ -260,7 +260,7 @@ class Noisy(nn.Module):
 
 def test_randomness_that_would_be_frozen_is_noticed():
     with pytest.raises(TraceError, match="a random number"):
-        trueup.calibrate(Noisy(), [images(2)])
+        trueup.calibrate(Noisy(), [images(2)], decide=False)
 
 
 class Remembers(nn.Module):
@@ -282,7 +282,7 @@ def test_what_a_forward_pass_leaves_behind_is_not_the_tracers():
     assert names(trueup.sites(model)) == ["relu"]
     assert model.calls.item() == 0
     assert not hasattr(model, "features")
-    robust = trueup.correct(model, trueup.calibrate(model, [images(2)]), PAPER)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(2)], decide=False), PAPER)
     assert model.calls.item() == 0
     assert not any("features" in vars(module) for module in robust.modules())
     assert pickle.loads(pickle.dumps(robust))(images(2)).equal(robust(images(2)))
@@ -291,7 +291,7 @@ def test_what_a_forward_pass_leaves_behind_is_not_the_tracers():
 def test_calibrating_leaves_the_images_of_an_in_place_model():
     model, x = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 1)), images(4)
     before = x.clone()
-    targets = trueup.calibrate(model, [x])
+    targets = trueup.calibrate(model, [x], decide=False)
     trueup.measure(model, targets, x)
     assert x.equal(before)
 
@@ -312,7 +312,7 @@ def test_weight_norm_survives_a_cast():
     with pytest.warns(FutureWarning):
         conv = nn.utils.weight_norm(nn.Conv2d(3, 4, 1))
     model = nn.Sequential(conv, nn.ReLU())
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)]), PAPER)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), PAPER)
     wanted = robust(images(2))
     torch.testing.assert_close(robust.double()(images(2).double()).float(), wanted, atol=1e-2, rtol=1e-2)
     assert model(images(2)).dtype == torch.float32
@@ -321,7 +321,7 @@ def test_weight_norm_survives_a_cast():
 def test_a_replica_for_data_parallel_is_its_own():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)).eval()
     for rule in (trueup.Correction(), trueup.Evidence()):
-        robust = trueup.correct(model, trueup.calibrate(model, [images(20)]), rule)
+        robust = trueup.correct(model, trueup.calibrate(model, [images(20)], decide=False), rule)
         replica = robust._replicate_for_data_parallel()
         assert replica.forward.__self__ is replica
         assert replica(images(2) * 3).equal(robust(images(2) * 3))
@@ -329,7 +329,7 @@ def test_a_replica_for_data_parallel_is_its_own():
 
 def test_an_own_function_with_a_flag_is_not_taken_for_in_place():
     model = Flagged().eval()
-    targets = trueup.calibrate(model, [images(2)], activations=(flagged,))
+    targets = trueup.calibrate(model, [images(2)], activations=(flagged,), decide=False)
     assert trueup.correct(model, targets, NOTHING, activations=(flagged,))(images(2)).equal(model(images(2)))
     torch.testing.assert_close(
         doubled(model, activations=(flagged,))(images(2)),

@@ -147,7 +147,7 @@ def test_norms_are_known_by_their_layers_their_functions_and_their_own_word():
         "instance_norm": ("instance_norm", 1),
         "flat": ("batch_norm", 1),
     }
-    targets = trueup.calibrate(model, [images(12, size=8)])
+    targets = trueup.calibrate(model, [images(12, size=8)], decide=False)
     assert list(targets.norms) == list(found)
     assert {len(site.total[0]) for site in targets.norms.values()} == {4}
     shapes = {name: site.shape for name, site in targets.norms.items()}
@@ -168,7 +168,7 @@ def test_a_norm_whose_first_dimension_is_not_the_batch_is_left_out():
             x = self.bn(self.conv(x)).relu().flatten(2).transpose(1, 2)
             return self.tokens(x.reshape(-1, 4)).reshape(x.shape)
 
-    targets = trueup.calibrate(Tokens().eval(), [images(3)])
+    targets = trueup.calibrate(Tokens().eval(), [images(3)], decide=False)
     assert list(targets.activations) == ["relu"]
     assert list(targets.norms) == list(targets.gate) == ["bn"]
 
@@ -224,7 +224,7 @@ def test_zeros_mean_something_for_relu_and_nothing_for_the_others():
 @pytest.mark.parametrize(("activation", "stays"), [(nn.ReLU(), True), (nn.SiLU(), False), (nn.LeakyReLU(), False)])
 def test_zeros_stay_where_they_mean_something(activation, stays):
     model = nn.Sequential(activation)
-    targets = trueup.calibrate(model, [torch.randn(8, 50) + 3])
+    targets = trueup.calibrate(model, [torch.randn(8, 50) + 3], decide=False)
     x = torch.randn(2, 50)
     x[:, :10] = 0
     corrected = trueup.correct(model, targets, trueup.Correction(1, 0, location="match"))(x)
@@ -303,7 +303,7 @@ def test_a_users_own_activations_can_be_named():
     model = OwnActivations()
     assert names(trueup.sites(model)) == ["unit"]
     assert names(trueup.sites(model, activations=(swish, Mish))) == ["swish", "mish", "swish#2", "unit"]
-    targets = trueup.calibrate(model, [images()], activations=(swish, Mish))
+    targets = trueup.calibrate(model, [images()], activations=(swish, Mish), decide=False)
     robust = trueup.correct(model, targets, trueup.Correction(1, 0), activations=(swish, Mish))
     assert not robust(images(seed=2)).equal(model(images(seed=2)))
 
@@ -319,7 +319,7 @@ def test_sites_are_chosen_by_a_predicate():
     assert names(chosen, "activation") == SITES["resnet"][4:]
     assert names(chosen, "norm") == NORMS["resnet"][3:]
     targets = trueup.calibrate(
-        model, [images()], select=lambda site: site.kind == "activation" and "#" not in site.name
+        model, [images()], select=lambda site: site.kind == "activation" and "#" not in site.name, decide=False
     )
     assert list(targets.activations) == ["relu", "layer1.0.relu", "layer1.1.relu"]
     robust = trueup.correct(model, targets, trueup.Correction(), select=lambda site: site.name != "relu")
@@ -334,7 +334,7 @@ def test_control_flow_is_refused_with_the_place_the_reason_and_the_way_out():
         trueup.sites(model)
     model(images(2))  # lets the lazy layer see its shape
     assert names(trueup.sites(model, leaves=(architectures.Branching,))) == ["1"]
-    targets = trueup.calibrate(model, [images()], leaves=(architectures.Branching,))
+    targets = trueup.calibrate(model, [images()], leaves=(architectures.Branching,), decide=False)
     robust = trueup.correct(model, targets, trueup.Correction(), leaves=(architectures.Branching,))
     assert not robust(images()).equal(model(images()))
 

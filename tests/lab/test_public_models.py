@@ -31,7 +31,7 @@ def cifar(data_path):
 
 @pytest.fixture(scope="module")
 def targets(resnet20, cifar):
-    return trueup.calibrate(resnet20, (IMAGENET(part) for part in cifar[0].images[:400].split(100)))
+    return trueup.calibrate(resnet20, (IMAGENET(part) for part in cifar[0].images[:400].split(100)), decide=False)
 
 
 def accuracy(network, images, labels):
@@ -103,7 +103,7 @@ def test_resnet50_with_one_relu_in_each_block_has_49_activations_and_is_correcte
     folder = ImageFolder(data_path("imagenet_val_1k", "val"))
     x = IMAGENET(torch.stack([folder[i][0] for i in range(0, 1000, 250)]))
     assert len(trueup.sites(model, select=lambda site: site.kind == "activation")) == 49
-    robust = trueup.correct(model, trueup.calibrate(model, [x[:2]]), trueup.Correction())
+    robust = trueup.correct(model, trueup.calibrate(model, [x[:2]], decide=False), trueup.Correction())
     with torch.inference_mode():
         plain, corrected = model(x[2:]), robust(x[2:])
     assert corrected.isfinite().all()

@@ -29,7 +29,7 @@ class Small(nn.Module):
 
 
 def small_targets():
-    return trueup.calibrate(Small().eval(), [images(4, 8)], resolution=5)
+    return trueup.calibrate(Small().eval(), [images(4, 8)], resolution=5, decide=False)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def forge(path, tensors, metadata):
 @pytest.mark.parametrize("resolution", [33, None])
 def test_saving_and_loading_gives_equal_targets(tmp_path, resolution):
     model, x = make("mobilenet"), images(6)
-    targets = trueup.calibrate(model, [x], resolution=resolution)
+    targets = trueup.calibrate(model, [x], resolution=resolution, decide=False)
     targets.save(tmp_path / "targets.safetensors")
     loaded = trueup.Targets.load(tmp_path / "targets.safetensors")
     assert loaded == targets
@@ -92,7 +92,7 @@ def test_equal_targets_are_equal_bytes(tmp_path):
 def test_equality_compares_the_contents():
     targets = small_targets()
     assert targets == small_targets()
-    assert targets != trueup.calibrate(Small().eval(), [images(5, 8)], resolution=5)
+    assert targets != trueup.calibrate(Small().eval(), [images(5, 8)], resolution=5, decide=False)
     assert targets != "targets"
     relu = targets.activations["relu"]
     for changed in (
@@ -270,15 +270,16 @@ def as_version(path, version, *, groups=("sites", "channels", "gate"), targets=N
 
 def test_a_file_of_the_third_version_is_read_whole(tmp_path):
     model, x = make("mobilenet"), images(4) * 3
-    targets = trueup.calibrate(model, [images(8)])
+    targets = trueup.calibrate(model, [images(8)], decide=False)
     old = as_version(tmp_path / "old", 3, targets=targets)
     assert old == targets
-    assert trueup.correct(model, old)(x).equal(trueup.correct(model, targets)(x))
+    rule = trueup.Evidence()
+    assert trueup.correct(model, old, rule)(x).equal(trueup.correct(model, targets, rule)(x))
 
 
 def test_a_file_of_the_second_version_is_read_and_says_what_it_lacks(tmp_path):
     model, x = make("mobilenet"), images(4) * 3
-    targets = trueup.calibrate(model, [images(8)])
+    targets = trueup.calibrate(model, [images(8)], decide=False)
     old = as_version(tmp_path / "old", 2, groups=("sites", "channels"), targets=targets)
     assert old.gate == {}
     ungated = trueup.Evidence(budget=1)
@@ -294,7 +295,7 @@ def test_a_file_of_the_second_version_is_read_and_says_what_it_lacks(tmp_path):
 
 def test_a_file_of_the_first_version_is_read_and_says_what_it_lacks(tmp_path):
     model = make("mobilenet")
-    targets = trueup.calibrate(model, [images(4)], select=lambda site: site.kind == "activation")
+    targets = trueup.calibrate(model, [images(4)], select=lambda site: site.kind == "activation", decide=False)
     old = as_version(tmp_path / "old", 1, groups=("sites",), targets=targets)
     paper = trueup.Correction()
     assert trueup.correct(model, old, paper)(images(2)).equal(trueup.correct(model, targets, paper)(images(2)))
@@ -304,7 +305,7 @@ def test_a_file_of_the_first_version_is_read_and_says_what_it_lacks(tmp_path):
     assert shift.norms == ()
     assert shift.image_rank.isnan().all()
     with pytest.raises(ValueError, match="cannot be added: one has sites"):
-        old + trueup.calibrate(model, [images(4)])
+        old + trueup.calibrate(model, [images(4)], decide=False)
 
 
 @pytest.mark.parametrize("fault", ["NaN", "permuted levels", "images as text", "no gate tensor"])
@@ -338,7 +339,7 @@ def test_site_names_may_hold_slashes_and_start_alike(tmp_path):
             return x
 
     model = Chain(nn.ModuleDict({"a": nn.ReLU(), "a/b": nn.ReLU(), "a/b/levels": nn.ReLU(), "ä": nn.ReLU()}))
-    targets = trueup.calibrate(model, [torch.randn(4, 6)])
+    targets = trueup.calibrate(model, [torch.randn(4, 6)], decide=False)
     assert list(targets.activations) == ["parts.a", "parts.a/b", "parts.a/b/levels", "parts.ä"]
     targets.save(tmp_path / "targets")
     assert trueup.Targets.load(tmp_path / "targets") == targets

@@ -45,7 +45,7 @@ class TestFingerprint:
     )
     def test_the_wrong_model_is_refused_by_name_of_what_differs(self, change, named):
         model = make("mobilenet")
-        targets = trueup.calibrate(model, [images(4)])
+        targets = trueup.calibrate(model, [images(4)], decide=False)
         with torch.no_grad():
             change(model)
         for verb in (trueup.correct, lambda m, t: trueup.measure(m, t, images(2))):
@@ -54,7 +54,7 @@ class TestFingerprint:
 
     def test_sites_that_the_model_does_not_have_are_named(self):
         model = make("mobilenet")
-        targets = trueup.calibrate(model, [images(4)])
+        targets = trueup.calibrate(model, [images(4)], decide=False)
         model.blocks[1].conv[0][2] = nn.Identity()
         with pytest.raises(
             ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.2, blocks.0"

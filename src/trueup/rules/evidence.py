@@ -107,12 +107,12 @@ class Evidence:
         return max(self.before_gate, self.least) if self.least > 0 else 0.0
 
     def corrected(self, norms: int) -> int:
-        """How many of a model's `norms`, from the first on, the rule corrects.
+        """How many of a model's `norms`, from the first on, the rule corrects: at least one, unless `depth` is 0.
 
         >>> Evidence().corrected(19), Evidence(depth=0.4).corrected(53)
         (18, 21)
         """
-        return norms - int((1 - self.depth) * norms + 0.5)
+        return max(norms - int((1 - self.depth) * norms + 0.5), min(norms, 1 if self.depth > 0 else 0))
 
 
 _ALWAYS_SHOWN = ("budget", "strength", "base", "least", "bands")

@@ -25,7 +25,7 @@ FULL = trueup.Correction(lambda1=1.0, lambda2=0.0, location="match", sparse=Fals
 
 
 def test_maps_are_means_over_channels_without_and_with_correction(model, images):
-    targets = trueup.calibrate(model, [images])
+    targets = trueup.calibrate(model, [images], decide=False)
     maps = activation_maps(model, targets, FULL, images[0], layers=2)
     with torch.inference_mode():
         first = torch.relu(model[0](images[:1]))
@@ -43,7 +43,7 @@ def test_maps_are_means_over_channels_without_and_with_correction(model, images)
 
 
 def test_a_full_step_lands_on_the_target(model, images):
-    targets = trueup.calibrate(model, [images], resolution=None)
+    targets = trueup.calibrate(model, [images], resolution=None, decide=False)
     data = before_and_after(model, targets, FULL, images[3] * 0.5 + 0.4)
     distance = (data.after.flatten().sort().values - data.target).abs().mean()
     before = (data.before.flatten().sort().values - data.target).abs().mean()

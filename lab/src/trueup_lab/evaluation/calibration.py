@@ -22,19 +22,23 @@ def targets_of(
     folder: Path,
     batch: int,
     processes: Processes = ALONE,
+    decide: bool = False,
 ) -> Targets:
     """Return the targets of a subject from `count` clean images (None: all).
 
     `model` is the subject's model on the benchmark's device. Targets are read from `folder` if an earlier call saved
     them there, unless an earlier version did, which lacked norms or the gate. Several processes calibrate on a part of
-    the images each; all of them must call this, and all get the targets of all images.
+    the images each; all of them must call this, and all get the targets of all images. With `decide`, calibration
+    also chooses a setting for the model.
     """
-    path = folder / f"{subject.key}-{benchmark.calibration_count(count)}.trueup.safetensors"
+    decided = "-decided" if decide else ""
+    path = folder / f"{subject.key}-{benchmark.calibration_count(count)}{decided}.trueup.safetensors"
     if path.exists():
         targets = Targets.load(path)
         if targets.gate or not sites(model, select=lambda site: site.kind == "norm"):
             return targets
-    targets = calibrate(model, clean_images(subject, benchmark, count, batch=batch, processes=processes))
+    images = clean_images(subject, benchmark, count, batch=batch, processes=processes)
+    targets = calibrate(model, images, decide=decide)
     if processes.rank == 0:
         targets.save(path)
     return targets

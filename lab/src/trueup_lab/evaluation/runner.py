@@ -20,7 +20,7 @@ from trueup import __version__
 from trueup_lab.data.corrupted_sets import Origin
 from trueup_lab.devices import device_name
 from trueup_lab.evaluation.calibration import clean_images, targets_of
-from trueup_lab.evaluation.methods import Calibrating, Forgetful, Method, Network, is_continual
+from trueup_lab.evaluation.methods import Calibrating, Default, Forgetful, Method, Network, is_continual
 from trueup_lab.evaluation.metrics import accuracy, calibration_error
 from trueup_lab.evaluation.precision import measured_precision
 from trueup_lab.evaluation.predict import Predictions
@@ -331,7 +331,7 @@ class _Workbench:
     def targets(self, benchmark: Benchmark, pair: _Pair) -> object:
         """Return the calibration that a method needs: its own kind, or the subject's targets."""
         own = isinstance(pair.method, Calibrating)
-        key = pair.name if own else (pair.subject.key, "")
+        key = pair.name if own else (pair.subject.key, "decided" if isinstance(pair.method, Default) else "")
         if key not in self._targets:
             with measured_precision():
                 self._targets[key] = self._calibrate(benchmark, pair)
@@ -343,7 +343,16 @@ class _Workbench:
         batch = self._pass_size(benchmark.open(Case("identity", 0)).take(torch.tensor([0])))
         if isinstance(pair.method, Calibrating):
             return pair.method.calibrate(model, clean_images(subject, benchmark, count, batch=batch))
-        return targets_of(subject, model, benchmark, count, folder=self.folder, batch=batch, processes=self.processes)
+        return targets_of(
+            subject,
+            model,
+            benchmark,
+            count,
+            folder=self.folder,
+            batch=batch,
+            processes=self.processes,
+            decide=isinstance(pair.method, Default),
+        )
 
     def _network(self, benchmark: Benchmark, pair: _Pair) -> Network:
         if pair.name not in self._networks:
