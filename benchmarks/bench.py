@@ -177,7 +177,7 @@ def prepare(
     """Calibrate a model, let it choose its setting, and prepare every method."""
     model = model.to(asked.device).eval()
     batches = [normalise(part.to(asked.device)) for part in data.calibration.split(asked.batch)]
-    targets = trueup.calibrate(model, batches, progress=False)
+    targets = trueup.calibrate(model, batches, progress=False, decide=any(isinstance(m, Default) for m in methods))
     ready = []
     for method in methods:
         known = method.calibrate(model, batches) if isinstance(method, Calibrating) else targets

@@ -22,8 +22,12 @@ from trueup.targets import Decision, Targets, Trial
 from trueup.targets.decision import NOTHING
 
 STRENGTHS = (0.004, 0.006, 0.01, 0.016, 0.025, 0.04, 0.065, 0.1)
-CANDIDATES = tuple(Evidence(budget=1.0, strength=strength, base=0.0, nuisance=True) for strength in STRENGTHS)
-"""Settings that are tried: no gate and no base, so that evidence alone moves a channel."""
+CANDIDATES = (
+    *(Evidence(budget=1.0, strength=strength, base=0.0, nuisance=True) for strength in STRENGTHS),
+    Evidence(),
+)
+"""Settings that are tried. The first ones have neither gate nor base: evidence alone moves a channel, and weighs less
+where a channel is about content. The last is stronger and gated: best on small tasks, too bold for most large models."""
 
 IMAGES = 300  # clean images that a decision is made on
 FEWEST = 50  # with fewer different images, nothing can be shown to be safe
