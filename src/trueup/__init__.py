@@ -4,7 +4,7 @@
     robust = trueup.correct(model, targets)          # a module like the model; weights shared, the model untouched
     logits = robust(images)
 
-A rule decides how activations are moved: `Evidence`, the default for models with norms, or `Correction`, the paper's.
+A rule decides how activations are moved: `Evidence`, whose setting calibration chooses, or `Correction`, the paper's.
 
 The verbs live in files that begin with an underscore, because `trueup.correct` is the function.
 """
@@ -19,7 +19,7 @@ from trueup.graph import Site, TraceError
 from trueup.rules import Correction, Evidence
 from trueup.targets import Targets
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Corrected",
     "Correction",

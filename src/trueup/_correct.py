@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 
+import torch
 from torch import nn
 
 from trueup._placed import GateReader, GateValue, Realign, Transport
@@ -84,9 +85,10 @@ def correct(
         raise TypeError(
             f"correct(rule={rule!r}): expected a rule, such as trueup.Evidence() or trueup.Correction(lambda1=0.5)"
         )
-    traced = trace(model, activations=activations, leaves=leaves)
-    check_model(targets, traced.model)
-    return build(traced, targets, default_rule(traced, targets, select) if rule is None else rule, select)
+    with torch.inference_mode(False):  # tensors made in inference mode could not be used in training later
+        traced = trace(model, activations=activations, leaves=leaves)
+        check_model(targets, traced.model)
+        return build(traced, targets, default_rule(traced, targets, select) if rule is None else rule, select)
 
 
 def build(traced: Trace, targets: Targets, rule: Rule, select: Select | None = None) -> Corrected:
@@ -105,9 +107,10 @@ def build(traced: Trace, targets: Targets, rule: Rule, select: Select | None = N
         names = [name for name in names if name in norms[: rule.corrected(len(norms))]]
     robust = Corrected(traced, targets, rule, names)
     if not robust.sites:
+        before = " and, with least=0, all norms before the gate" if getattr(rule, "least", 1) == 0 else ""
         raise ValueError(
-            f"nothing to correct: {rule} skips the last {1 - getattr(rule, 'depth', 1):.0%} of the norms and, with "
-            "least=0, all norms before the gate. Select other norms with select=, or set least=0.05"
+            f"nothing to correct: {rule} skips the last {1 - getattr(rule, 'depth', 1):.0%} of the norms{before}. "
+            f"Select other norms with select={', or set least=0.05' if before else ''}"
         )
     return robust
 
@@ -138,7 +141,10 @@ def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str
     """Refuse a model that lacks sites which the targets hold, unless the user selected among them."""
     missing = [name for name in wanted if name not in found]
     if selected and len(missing) == len(wanted):
-        raise ValueError(f"select= chose none of the sites that these targets hold: {', '.join(wanted)}")
+        raise ValueError(
+            f"select= chose none of the sites on which this rule acts and which these targets hold: "
+            f"{', '.join(wanted)}; select others, or give another rule="
+        )
     if missing and not selected:
         raise ValueError(
             f"the targets hold the site {missing[0]!r}, which was not found in this {type(model).__name__}; it has "

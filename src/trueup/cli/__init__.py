@@ -30,7 +30,10 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line with the subcommands of every installed package."""
     for entry in entry_points(group=GROUP):
-        entry.load()(app)
+        try:
+            entry.load()(app)
+        except ImportError as error:
+            typer.echo(f"the subcommands of {entry.value} are missing: {error}", err=True)
     app()
 
 

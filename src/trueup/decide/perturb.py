@@ -27,13 +27,17 @@ class Scale(NamedTuple):
     @classmethod
     def of_batches(cls, batches: Sequence[Tensor]) -> Scale:
         """Measure batches of clean images `(n, channels, height, width)`, of any sizes."""
-        flat = torch.cat([images.transpose(0, 1).flatten(1).float() for images in batches], dim=1)
-        parts = (flat.std(1, correction=0), flat.amin(1), flat.amax(1))
-        return cls(*(part.view(1, -1, 1, 1) for part in parts))
+        flat = [images.transpose(0, 1).flatten(1).double() for images in batches]
+        count = sum(part.shape[1] for part in flat)
+        mean = torch.stack([part.sum(1) for part in flat]).sum(0) / count
+        square = torch.stack([(part - mean[:, None]).square().sum(1) for part in flat]).sum(0) / count
+        low = torch.stack([part.amin(1) for part in flat]).amin(0)
+        high = torch.stack([part.amax(1) for part in flat]).amax(0)
+        return cls(*(part.float().view(1, -1, 1, 1) for part in (square.sqrt(), low, high)))
 
 
 class Draw:
-    """Random numbers of a batch: those of an image depend on its number and the seed alone."""
+    """Random numbers of a batch. An image's depend on its number and the seed alone, whatever the perturbation."""
 
     def __init__(self, numbers: Tensor, seed: int, device: torch.device) -> None:
         self._generators = [torch.Generator().manual_seed(1_000_003 * seed + int(n)) for n in numbers]
@@ -69,6 +73,7 @@ def speckle(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
 def smooth(x: Tensor, draw: Draw, _scale: Scale, level: float) -> Tensor:
     """Average with random positive weights over a window of random size."""
     side = max(3, 2 * round(level * 0.018 * min(x.shape[2:]) + level) + 1)
+    side = min(side, 2 * (min(x.shape[2:]) - 1) + 1)  # reflection needs smaller windows than the image
     weights = draw.normal(side * side).mul(1.5).softmax(dim=1)
     return _filtered(x, weights.view(-1, side, side))
 

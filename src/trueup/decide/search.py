@@ -2,11 +2,13 @@
 
 Perturb clean images, and ask how often the corrected model says of the perturbed image what the model itself says of
 the clean one. That needs no labels. A setting is chosen if it keeps more answers than the uncorrected model, over a mix
-of clean, mildly and strongly perturbed images, and changes few answers on the clean ones.
+of clean, mildly and strongly perturbed images, and changes few answers on the clean ones. This file runs the trials;
+`trueup.targets.decision.Decision.chosen` chooses among them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 
 from trueup._answers import Answer, agreement
 from trueup._correct import build
+from trueup._ranks import gathered
 from trueup.decide.perturb import PERTURBATIONS, Scale, perturb
-from trueup.graph import Probe, Site, Trace
+from trueup.graph import Probe, Select, Site, Trace, device_of
 from trueup.rules import Evidence
 from trueup.targets import Decision, Targets, Trial
 from trueup.targets.decision import NOTHING
@@ -26,8 +29,9 @@ CANDIDATES = (
     *(Evidence(budget=1.0, strength=strength, base=0.0, nuisance=True) for strength in STRENGTHS),
     Evidence(),
 )
-"""Settings that are tried. The first ones have neither gate nor base: evidence alone moves a channel, and weighs less
-where a channel is about content. The last is stronger and gated: best on small tasks, too bold for most large models."""
+"""Settings that are tried. The first ones have neither gate nor base: evidence alone moves a channel, and it counts
+less if the channel is about content. The last is gated and stronger: good on small tasks, too bold for many models.
+"""
 
 IMAGES = 300  # clean images that a decision is made on
 FEWEST = 50  # with fewer different images, nothing can be shown to be safe
@@ -37,40 +41,55 @@ DRIFT_LEVEL = 1.0
 LEVELS = (0.5, 1.5)  # of perturbation: mild and strong
 WEIGHTS = (0.2, 0.4, 0.4)  # of a clean, a mildly and a strongly perturbed image in an image's value
 PER_IMAGE = 4  # perturbations of each level that an image gets, in turn
+SMALLEST_BATCH = 16  # a loader of single images should not mean single forward passes
 
 
 class ImageSample:
-    """Clean images kept for the decision: those with the smallest names, so that no order or batch matters."""
+    """Clean images kept for the decision: those with the smallest hashes, so that no order or batch matters."""
 
     def __init__(self, most: int = IMAGES) -> None:
-        self._most, self._names, self._images = most, torch.empty(0, dtype=torch.int64), list[Tensor]()
-        self.batch = 0
+        self._most, self._hashes, self._images = most, torch.empty(0, dtype=torch.int64), list[Tensor]()
+        self._batch = SMALLEST_BATCH
 
-    def add(self, names: Tensor, images: Tensor) -> None:
-        """Keep images of a batch if their names `(batch,)` are small enough; copies of an image are kept once."""
-        self.batch = max(self.batch, len(images))
-        most = max(FEWEST, min(self._most, BYTES // max(1, images[0].nbytes)))
-        largest = self._names[-1] if len(self._names) >= most else None
-        fresh = [k for k, name in enumerate(names) if (largest is None or name < largest) and name not in self._names]
-        if not fresh:
-            return
-        together = torch.cat([self._names, names[fresh]])
-        _, first = _unique_first(together)
-        both = [*self._images, *(images[k].cpu() for k in fresh)]
-        order = first[:most].tolist()
-        self._names, self._images = together[order], [both[k] for k in order]
+    def add(self, hashes: Tensor, images: Tensor) -> None:
+        """Keep images of a batch if their hashes `(batch,)` are small enough. Copies of an image are kept once."""
+        self._batch = max(self._batch, len(images))
+        self._most = min(self._most, max(FEWEST, BYTES // max(1, images[0].nbytes)))
+        known = set(self._hashes.tolist())
+        largest = self._hashes[-1] if len(self._hashes) >= self._most else None
+        fresh = [
+            k for k, value in enumerate(hashes.tolist()) if value not in known and (largest is None or value < largest)
+        ]
+        together = torch.cat([self._hashes, hashes[fresh]])
+        # A copy: a view would keep the whole batch in memory.
+        both = [*self._images, *(images[k].to("cpu", copy=True) for k in fresh)]
+        ordered, order = together.sort(stable=True)
+        distinct = torch.ones(len(ordered), dtype=torch.bool)
+        distinct[1:] = ordered[1:] != ordered[:-1]
+        chosen = order[distinct][: self._most].tolist()
+        self._hashes, self._images = together[chosen], [both[k] for k in chosen]
 
     def __len__(self) -> int:
         return len(self._images)
 
+    @property
+    def shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of the images."""
+        return {tuple(image.shape) for image in self._images}
+
+    @property
+    def floating(self) -> bool:
+        """Whether all images are floating-point tensors."""
+        return all(image.is_floating_point() for image in self._images)
+
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of images of one shape, each with the images' numbers."""
+        """Batches of images of one shape, each with the images' numbers in the order of their hashes."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for number, image in enumerate(self._images):
             by_shape.setdefault(tuple(image.shape), []).append(number)
         for numbers in by_shape.values():
-            for start in range(0, len(numbers), max(self.batch, 1)):
-                some = numbers[start : start + max(self.batch, 1)]
+            for start in range(0, len(numbers), self._batch):
+                some = numbers[start : start + self._batch]
                 yield torch.tensor(some), torch.stack([self._images[k] for k in some])
 
 
@@ -81,55 +100,106 @@ def decide(
     *,
     answer: Answer,
     max_changed: float,
+    select: Select | None = None,
     candidates: tuple[Evidence, ...] = CANDIDATES,
     report: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Targets:
     """Targets with the drift of each norm and a decision. The trace must own its buffers.
 
-    `report` is called with the number of forward passes done and to be done, in images.
+    Under `torch.distributed`, all ranks must call it with the same targets; each tries all candidates on its own
+    images, and the trials of all ranks are pooled. `report` is called with the number of forward passes done and to be
+    done, in images.
     """
-    if (reason := _why_not(targets, sample)) is not None:
+    usable = [rule for rule in candidates if _applies(rule, traced, targets, select)]
+    if (reason := _reason_to_skip(targets, sample, usable, max_changed)) is not None:
         return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
-    device = next((tensor.device for tensor in (*traced.model.parameters(), *traced.model.buffers())), None)
+    device = device_of(traced.model)
     batches = list(sample.batches())
-    scale = Scale(*(part.to(device) for part in Scale.of_batches([images for _, images in batches])))
+    scale = (
+        Scale(*(part.to(device) for part in Scale.of_batches([images for _, images in batches]))) if batches else None
+    )
+    error: Exception | None = None
+    own: list[Tensor] = []
     try:
-        with torch.inference_mode():
-            own = [answer(traced.model(images.to(device, copy=True))) for _, images in batches]
-    except ValueError as error:
-        return replace(targets, decision=Decision(max_changed=max_changed, note=str(error)))
+        own = [_answer(traced.model, images.to(device, copy=True), answer) for _, images in batches]
+    except ValueError as found:  # the output is not class scores
+        error = found
+    if failed := next((str(found) for found in gathered(error) if found is not None), None):
+        return replace(targets, decision=Decision(max_changed=max_changed, note=failed))
     targets = _with_drift(traced, targets, batches, scale, device)
-    on_device = replace(targets, norms={name: target.to(device) for name, target in targets.norms.items()})
+    trials = _trials(traced, targets, sample, batches, own, scale, usable, answer, select, report)
+    parts = [Decision(part, max_changed) for part in gathered(trials) if part]
+    decision = parts[0]
+    for part in parts[1:]:
+        decision = decision + part
+    return replace(targets, decision=decision)
+
+
+def _trials(
+    traced: Trace,
+    targets: Targets,
+    sample: ImageSample,
+    batches: list[tuple[Tensor, Tensor]],
+    own: list[Tensor],
+    scale: Scale | None,
+    candidates: list[Evidence],
+    answer: Answer,
+    select: Select | None,
+    report: Callable[[int, int], None],
+) -> tuple[Trial, ...]:
+    """Try the model as it is, and every candidate, on this rank's images."""
+    if scale is None:
+        return ()
+    device = device_of(traced.model)
+    there = replace(targets, norms={name: target.to(device) for name, target in targets.norms.items()})
     rules = (NOTHING, *candidates)
-    networks: list[nn.Module] = [traced.model, *(build(traced, on_device, rule) for rule in candidates)]
+    networks: list[nn.Module] = [traced.model, *(build(traced, there, rule, select) for rule in candidates)]
     kept = torch.zeros(len(rules), 1 + len(LEVELS), len(sample), dtype=torch.float64)
     done, total = 0, len(sample) * len(rules) * (1 + len(LEVELS) * PER_IMAGE)
-    with torch.inference_mode():
-        for (numbers, images), said in zip(batches, own, strict=True):
-            for level, weight, inputs, rows in _variants(images.to(device), numbers, scale):
-                for k, network in enumerate(networks):
-                    found = agreement(answer(network(inputs.clone())), said[rows.to(said.device)])
-                    kept[k, level].index_add_(0, numbers[rows], weight * found.cpu())
-                    done += len(inputs)
-                    report(done, total)
+    for (numbers, images), said in zip(batches, own, strict=True):
+        for level, weight, inputs, rows in _variants(images.to(device), numbers, scale):
+            for k, network in enumerate(networks):
+                found = agreement(_answer(network, inputs.clone(), answer), said[rows.to(said.device)])
+                kept[k, level].index_add_(0, numbers[rows], weight * found.cpu())
+                done += len(inputs)
+                report(done, total)
     values = (torch.tensor(WEIGHTS, dtype=torch.float64)[:, None] * kept).sum(dim=1)
     gains = values - values[0]
-    trials = tuple(
+    return tuple(
         Trial(
             rule,
             images=len(sample),
-            changed=float((1 - kept[k, 0]).sum()),
+            changed=_changed(rule, 1 - kept[k, 0]),
             kept=tuple(kept[k, 1:].sum(dim=1).tolist()),
             gain=float(gains[k].sum()),
             gain_square=float(gains[k].square().sum()),
         )
         for k, rule in enumerate(rules)
     )
-    return replace(targets, decision=Decision(trials, max_changed))
+
+
+def _changed(rule: Evidence, lost: Tensor) -> float:
+    """Clean answers that a rule changes. A gate was fitted to every other image, so only the rest can count for it."""
+    if rule.gated and len(lost) > 1:
+        return float(lost[1::2].mean() * len(lost))
+    return float(lost.sum())
+
+
+def _answer(network: nn.Module, inputs: Tensor, answer: Answer) -> Tensor:
+    with torch.inference_mode():
+        output = network(inputs)
+        said = answer(output)
+    if not isinstance(said, Tensor) or said.dim() == 0 or len(said) != len(inputs) or said.is_floating_point():
+        what = f"{said.dtype} of shape {tuple(said.shape)}" if isinstance(said, Tensor) else type(said).__name__
+        raise TypeError(
+            f"answer= returned {what} for {len(inputs)} images; expected a tensor (batch, ...) of classes or other "
+            "whole numbers, which are compared for equality"
+        )
+    return said
 
 
 def _variants(images: Tensor, numbers: Tensor, scale: Scale) -> Iterator[tuple[int, float, Tensor, Tensor]]:
-    """What a batch is tried on: level, weight of one answer, inputs, and the rows of the batch that they come from."""
+    """Yield the clean batch and its perturbed copies: level, weight of one answer, inputs, rows of the batch."""
     yield 0, 1.0, images, torch.arange(len(images))
     names = list(PERTURBATIONS)
     for number, level in enumerate(LEVELS, start=1):
@@ -144,52 +214,63 @@ def _with_drift(
     traced: Trace,
     targets: Targets,
     batches: list[tuple[Tensor, Tensor]],
-    scale: Scale,
+    scale: Scale | None,
     device: torch.device | None,
 ) -> Targets:
-    """Measure how far each statistic moves when an image is perturbed."""
+    """Measure how far each statistic moves when an image is perturbed, over the images of all ranks."""
     probe = Probe(traced, lambda site: site.name in targets.norms)
 
     def look(site: Site, a: Tensor) -> Tensor:
         return targets.norms[site.name].statistics(a.movedim(site.channel_dim, 1))
 
     sums: dict[str, Tensor] = {}
-    seen = 0
+    left, seen = DRIFT_IMAGES, 0
     for numbers, images in batches:
-        if seen >= DRIFT_IMAGES * len(PERTURBATIONS):
+        if left <= 0 or scale is None:
             break
-        numbers, images = numbers[:DRIFT_IMAGES], images[:DRIFT_IMAGES].to(device)
-        clean = probe(images, look)
+        some, indices = images[:left].to(device), numbers[:left]
+        left -= len(some)
+        clean = probe(some, look)
         for name in PERTURBATIONS:
-            found = probe(perturb(images, name, scale, numbers=numbers, level=DRIFT_LEVEL), look)
-            seen += len(images)
+            found = probe(perturb(some, name, scale, numbers=indices, level=DRIFT_LEVEL), look)
+            seen += len(some)
             for site, statistics in found.items():
                 moved = (statistics - clean[site]).square().sum(dim=0).cpu()
                 sums[site] = sums[site] + moved if site in sums else moved
-    norms = {
-        name: replace(target, drift=sums[name], drifted=seen) if name in sums else target
-        for name, target in targets.norms.items()
-    }
+    norms = dict(targets.norms)
+    for part, count in gathered((sums, seen)):
+        for name, moved in part.items():
+            known = norms[name]
+            drift = moved if known.drift is None else known.drift + moved
+            norms[name] = replace(known, drift=drift, drifted=known.drifted + count)
     return replace(targets, norms=norms)
 
 
-def _why_not(targets: Targets, sample: ImageSample) -> str | None:
-    """Why no setting can be tried; None if one can."""
-    if not targets.norms:
-        return "the model has no norm that could be corrected"
-    if len(sample) < FEWEST:
-        return f"{len(sample)} different images are too few to show that a setting is safe; give {FEWEST} or more"
-    shapes = {tuple(images.shape[1:]) for _, images in sample.batches()}
-    if any(len(shape) != 3 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
-        return f"its inputs have shape {min(shapes)}, and only images (channels, height, width) can be perturbed"
-    if not next(images for _, images in sample.batches()).is_floating_point():
-        return "its inputs are not floating-point images, which cannot be perturbed"
+def _applies(rule: Evidence, traced: Trace, targets: Targets, select: Select | None) -> bool:
+    """Whether a rule can correct something in this model."""
+    norms = [site for site in traced.sites if site.kind == "norm"]
+    chosen = norms[: rule.corrected(len(norms))]
+    there = any(site.name in targets.norms and (select is None or select(site)) for site in chosen)
+    return there and (bool(targets.gate) or not rule.gated)
+
+
+def _reason_to_skip(
+    targets: Targets, sample: ImageSample, candidates: list[Evidence], max_changed: float
+) -> str | None:
+    """The reason to try nothing, or None."""
+    if not targets.norms or not candidates:
+        return "it has no norm that could be corrected, or `select` left them out"
+    images = sum(gathered(len(sample)))
+    if images < FEWEST:
+        return f"{images} different images are too few to show that a setting is safe; give {FEWEST} or more"
+    if images < (fewest := math.ceil(1 / max_changed - 1e-9) - 1):
+        return (
+            f"{images} different images cannot show that at most {max_changed:.2%} of the answers change; give {fewest}"
+        )
+    if strange := next((shape for shape in sample.shapes if len(shape) != 3), None):
+        return f"its inputs have shape {strange} per image, and only (channels, height, width) can be perturbed"
+    if len({shape[0] for shape in sample.shapes}) > 1:
+        return "its inputs differ in their number of channels, and cannot be perturbed alike"
+    if not sample.floating:
+        return "its inputs are not floating-point images, and cannot be perturbed"
     return None
-
-
-def _unique_first(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Ascending distinct values, and the place of the first of each."""
-    ordered, order = values.sort(stable=True)
-    first = torch.ones(len(values), dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return ordered[first], order[first]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
-    """New module objects around the same parameters and, unless `own_buffers`, the same buffers.
+    """New module objects around the same parameters and, unless `own_buffers`, the same buffers and other tensors.
 
     The wrappers of torch.compile and of data-parallel training are removed.
     """
@@ -18,8 +18,12 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
         model = inner
     if getattr(model, "is_instrumented", False):
         raise TypeError("this module is a corrected model already; give the model that it was made from")
-    shared = [*model.parameters(), *loose_tensors(model), *(() if own_buffers else model.buffers())]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+    memo: dict[int, Tensor] = {id(tensor): tensor for tensor in model.parameters()}
+    if own_buffers:  # loose tensors with a history cannot be copied otherwise
+        memo |= {id(tensor): tensor.detach().clone() for tensor in loose_tensors(model) if id(tensor) not in memo}
+    else:
+        memo |= {id(tensor): tensor for tensor in (*loose_tensors(model), *model.buffers())}
+    return copy.deepcopy(model, memo)
 
 
 def device_of(model: nn.Module) -> torch.device | None:

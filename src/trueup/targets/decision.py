@@ -98,7 +98,7 @@ class Decision:
             [
                 f"{best.rule}",
                 f"  chosen among {len(self.trials) - 1} settings on {images} images and perturbed copies of them",
-                f"  clean answers that change: {best.changed / images:.1%} (allowed: {self.max_changed:.1%})",
+                f"  clean answers that change: {best.share_changed:.1%} (allowed: {self.max_changed:.1%})",
                 f"  answers kept under mild perturbation: {kept[0]}, under strong perturbation: {kept[-1]}",
                 f"  gain: {100 * best.mean_gain:.2f} points, standard error {100 * best.error:.2f}",
             ]
@@ -114,6 +114,8 @@ class Decision:
         values = json.loads(text)
         trials = tuple(_trial(trial) for trial in values["trials"])
         max_changed, note = values["max_changed"], values["note"]
+        if trials and (trials[0].rule != NOTHING or len({(t.images, len(t.kept)) for t in trials}) > 1):
+            raise ValueError("the trials of the decision do not belong together")
         if not isinstance(note, str) or not 0 < max_changed <= 1:
             raise ValueError(f"the decision has max_changed={max_changed!r} and note={note!r}")
         return cls(trials, float(max_changed), note)
@@ -130,4 +132,6 @@ def _trial(values: dict[str, object]) -> Trial:
     if not isinstance(images, int) or isinstance(images, bool) or images < 1:
         raise ValueError(f"a trial of the decision has {images!r} images")
     changed, *kept, gain, square = (float(n) for n in numbers)
+    if len(kept) < 2 or not 0 <= changed <= images:
+        raise ValueError(f"a trial of the decision has {changed} changed answers of {images}, and {len(kept)} levels")
     return Trial(Evidence(**(rule | {"counts": tuple(rule["counts"])})), images, changed, tuple(kept), gain, square)

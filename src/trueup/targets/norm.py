@@ -25,9 +25,9 @@ class NormTarget:
     """
 
     shape: tuple[int, ...]  # of one image's activations, channels first
-    total: Tensor  # (2, 4 or 5, channels) float64: sum of the images' moments
+    total: Tensor  # (k, channels) float64, k = 2, 4 or 5: sum of the images' moments
     images: int
-    sample: Tensor  # (sampled images, 2, 4 or 5, channels) float16: moments with deviations in place of variances
+    sample: Tensor  # (sampled images, k, channels) float16: moments with deviations in place of variances
     drift: Tensor | None = None  # (2 or 4, channels) float64: summed squared drift of each statistic under perturbation
     drifted: int = 0  # perturbed images that were summed
 
@@ -40,13 +40,14 @@ class NormTarget:
     def __add__(self, other: NormTarget) -> NormTarget:
         """Sums of both; the caller merges the samples. Bands stay only if the maps of all images had them."""
         rows = min(len(self.total), len(other.total))
+        drifts = [target.drift for target in (self, other) if target.drift is not None]
         return NormTarget(
             shape=self.shape,
             total=self.total[:rows] + other.total[:rows],
             images=self.images + other.images,
             sample=self.sample[:, :rows],
-            drift=None if self.drift is None or other.drift is None else self.drift[:rows] + other.drift[:rows],
-            drifted=0 if self.drift is None or other.drift is None else self.drifted + other.drifted,
+            drift=sum((drift[:rows] for drift in drifts[1:]), drifts[0][:rows]) if drifts else None,
+            drifted=self.drifted + other.drifted,
         )
 
     @property

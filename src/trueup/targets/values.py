@@ -49,7 +49,11 @@ class Targets:
         return f"Targets({len(self.activations)} activations, {len(self.norms)} norms, {self.images} images)"
 
     def __str__(self) -> str:
-        decision = "No setting was chosen: calibrated with decide=False." if self.decision is None else self.decision
+        decision = (
+            "No setting was chosen (decide=False, or a file of an earlier version)."
+            if self.decision is None
+            else self.decision
+        )
         return f"{self!r}\n{decision}"
 
     def __eq__(self, other: object) -> bool:
@@ -88,7 +92,7 @@ class Targets:
             gate={name: _merge(name, self.gate[name], other.gate[name], many) for name in shared},
             sampled=sampled[: self.GATE_SAMPLE if shared else self.SAMPLE],
             fingerprint=self.fingerprint,
-            decision=_pooled(self.decision, other.decision),
+            decision=_pooled(self.decision, other.decision, gated=bool(shared)),
         )
 
     @functools.cached_property
@@ -135,8 +139,12 @@ def _merge(name: str, a: _Target, b: _Target, kept: _Kept) -> _Target:
     return replace(total, sample=kept.rows(total.sample, other))
 
 
-def _pooled(a: Decision | None, b: Decision | None) -> Decision | None:
-    return a + b if a is not None and b is not None else a or b
+def _pooled(a: Decision | None, b: Decision | None, *, gated: bool) -> Decision | None:
+    """Both decisions together; without gated rules if the sum has no gate."""
+    both = a + b if a is not None and b is not None else a or b
+    if both is None or gated:
+        return both
+    return replace(both, trials=tuple(trial for trial in both.trials if not trial.rule.gated))
 
 
 def _paired(a: tuple[Mapping[str, Tensor], object], b: tuple[Mapping[str, Tensor], object]) -> tuple[list[Tensor], ...]:
