@@ -87,7 +87,7 @@ def main() -> None:
 def _corrected(model: nn.Module, seen: Tensor, correction: trueup.Correction, batch: int, device: str) -> nn.Module:
     """Return the corrected model, calibrated with the same algorithm that corrects it."""
     batches = (IMAGENET(part).to(device) for part in seen.split(batch))
-    return trueup.correct(model, trueup.calibrate(model, batches, method=correction.method), correction)
+    return trueup.correct(model, trueup.calibrate(model, batches, method=correction.method, decide=False), correction)
 
 
 @torch.inference_mode()

@@ -83,7 +83,9 @@ def main() -> None:
     chosen = {name: rule for name, rule in methods(asked.network).items() if name in (asked.method or [name])}
     model, seen, test = load_network(asked.network, asked.data, calibrate=calibrate, test=max(clean, count))
     model = model.to(asked.device)
-    targets = trueup.calibrate(model, (IMAGENET(part).to(asked.device) for part in seen.split(batch)), method="sort")
+    targets = trueup.calibrate(
+        model, (IMAGENET(part).to(asked.device) for part in seen.split(batch)), method="sort", decide=False
+    )
     networks = {name: model if rule is None else trueup.correct(model, targets, rule) for name, rule in chosen.items()}
     for corruption, severity, images in cases:
         missing = [m for m in networks if (asked.network, m, corruption, severity, images) not in done]

@@ -55,7 +55,7 @@ def main() -> None:
     def calibrated(resolution: int | None) -> trueup.Targets:
         batches = (IMAGENET(part) for part in train.split(250))
         only = {"select": lambda site: site.kind == "activation"}  # norms do not depend on the resolution
-        return trueup.calibrate(model, batches, resolution=resolution, method="sort", **only)
+        return trueup.calibrate(model, batches, resolution=resolution, method="sort", decide=False, **only)
 
     @torch.inference_mode()
     def predictions(targets: trueup.Targets) -> torch.Tensor:

@@ -93,7 +93,7 @@ def draw(experiment: Experiment, results: Path, *, root: Path | None = None, ima
 
 def _maps(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
     subject, correction = subjects[0], PAPERS["mnist"]["bn"]
-    targets = trueup.calibrate(subject.model, _batches(subject, "train", root, images))
+    targets = trueup.calibrate(subject.model, _batches(subject, "train", root, images), decide=False)
     clean = SETS["mnist"].load("test", root).images[SAMPLE : SAMPLE + 1]
     shown = {"clean": clean} | {
         name.replace("_", " "): corrupt(clean, name, family="mnist-c", indices=[SAMPLE], root=root)
@@ -114,7 +114,7 @@ def _maps(subjects: Sequence[Subject], path: Path, root: Path | None, images: in
 
 def _before_and_after(subjects: Sequence[Subject], path: Path, root: Path | None, images: int) -> list[Path]:
     subject, correction = subjects[0], PAPERS["mnist"]["bn"]
-    targets = trueup.calibrate(subject.model, _batches(subject, "train", root, images))
+    targets = trueup.calibrate(subject.model, _batches(subject, "train", root, images), decide=False)
     clean = SETS["mnist"].load("test", root).images[SAMPLE : SAMPLE + 1]
     noisy = corrupt(clean, "impulse_noise", family="mnist-c", indices=[SAMPLE], root=root)
     data = before_and_after(subject.model, targets, correction, subject.normalisation(noisy)[0])

@@ -122,7 +122,7 @@ class _Network:
         else:
             model, size = _settled(models.ResNet50("bn").to(device)), 224
         few = _pictures(8, size, device)
-        targets = trueup.calibrate(model, [few])
+        targets = trueup.calibrate(model, [few], decide=False)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         model = model.to(dtype=self.dtype, memory_format=layout)  # type: ignore[call-overload]
         return model.eval(), targets, _pictures(self.batch, size, device).to(self.dtype, memory_format=layout)
@@ -172,7 +172,7 @@ def _calibration(device: torch.device) -> Iterator[TimingRow]:
                     model(x)
 
         def calibrate(model: nn.Module = model, x: Tensor = x) -> trueup.Targets:
-            return trueup.calibrate(model, [x] * count)
+            return trueup.calibrate(model, [x] * count, decide=False)
 
         times = side_by_side({"forward passes": forward, "calibration": calibrate}, device, seconds=0.1)
         yield _row(f"calibration, {name}", "calibration", "forward passes", times, None, 0, batch)
