@@ -83,7 +83,7 @@ def loudest():
     draw = torch.Generator().manual_seed(3)
     labels = torch.randint(60, (300,), generator=draw)
     loudness = F.one_hot(labels, 60) + 0.3 * torch.randn(300, 60, generator=draw)
-    images = loudness[:, :, None, None] + 0.3 * torch.randn(300, 60, 8, 8, generator=draw)
+    images = loudness[:, :, None, None] + 0.3 * torch.randn(300, 60, 4, 4, generator=draw)
     model = Loudest().train()
     with torch.no_grad():
         model(images)

@@ -47,8 +47,8 @@ SMALLEST_BATCH = 16  # a loader of single images should not mean single forward 
 class ImageSample:
     """Clean images kept for the decision: those with the smallest hashes, so that no order or batch matters."""
 
-    def __init__(self, most: int = IMAGES) -> None:
-        self._most, self._hashes, self._images = most, torch.empty(0, dtype=torch.int64), list[Tensor]()
+    def __init__(self) -> None:
+        self._most, self._hashes, self._images = IMAGES, torch.empty(0, dtype=torch.int64), list[Tensor]()
         self._batch = SMALLEST_BATCH
 
     def add(self, hashes: Tensor, images: Tensor) -> None:

@@ -153,8 +153,8 @@ def nuisance_share(drift: Tensor, variance: Tensor) -> Tensor:
     images. drift / (drift + variance) is the share of a deviation that is nuisance rather than content. It is
     multiplied by its mean over the norm: late norms, which are mostly about content, count less altogether.
 
-    >>> nuisance_share(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
-    tensor([[0.1250, 0.0001]])
+    >>> nuisance_share(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 1.0]]))
+    tensor([[0.4688, 0.3125]])
     """
     share = torch.nan_to_num(drift / (drift + variance))
     return (share * share.mean()).clamp(min=1e-4)

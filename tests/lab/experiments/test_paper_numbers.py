@@ -7,7 +7,6 @@ from statistics import fmean
 import pytest
 
 from trueup import Correction
-from trueup_lab.evaluation.methods import METHODS
 from trueup_lab.evaluation.metrics import mean_corruption_error
 from trueup_lab.experiments import EXPERIMENTS, experiment, paper
 from trueup_lab.experiments.specs import PAPERS
@@ -99,14 +98,9 @@ def test_every_table_has_all_its_cells():
     assert all(cell.spread is not None for cell in paper("table1").values())
 
 
-def test_the_bench_has_every_single_image_method():
-    kinds = {kind for kind, method in METHODS.items() if method().needs.stateless}
-    assert {column.method.kind for column in experiment("bench").columns if column.norm == "bn"} == kinds
-
-
 def test_tables_and_figures_are_listed_in_full():
     names = [e.name for e in EXPERIMENTS]
     papers = [*(f"table{k}" for k in range(1, 7)), *(f"figure{k}" for k in range(1, 9))]
-    assert names == [*papers, "rivals", "beyond-cifar10", "beyond-mnist", "beyond-imagenet", "bench"]
+    assert names == [*papers, "rivals", "beyond-cifar10", "beyond-mnist", "beyond-imagenet"]
     with pytest.raises(ValueError, match="unknown experiment 'table9'; known: table1"):
         experiment("table9")

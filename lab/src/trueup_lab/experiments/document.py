@@ -32,7 +32,7 @@ the same numbers of the paper.
 def report(results: Path, root: Path | None = None) -> str:
     """Return the whole document."""
     rows = {name: read_rows(rows_file(results, name)) for name in dict.fromkeys(e.set for e in EXPERIMENTS)}
-    sections = [_section(e, rows[e.set], results, root) for e in EXPERIMENTS if e.reported]
+    sections = [_section(e, rows[e.set], results, root) for e in EXPERIMENTS]
     parts = [HEAD, *sections, _readings(rows), _times(results)]
     return "\n".join(part for part in parts if part)
 

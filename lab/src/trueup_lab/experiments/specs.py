@@ -18,7 +18,6 @@ from trueup_lab.evaluation import (
     Uncorrected,
 )
 from trueup_lab.evaluation.alexnet import ERRORS
-from trueup_lab.evaluation.methods import Aqr, ChannelQuantile, InstanceAware, Intent, Memo, Pea, Views
 
 NORMS = ("bn", "frn", "gn")
 PUBLIC = "public"  # used instead of a norm for a published model with batch norm
@@ -51,9 +50,6 @@ CORRECTED_MIXING = CorrectMixed(0.5, 0.0, location="match", prior=8)
 
 FEW = 100
 """Images per set for methods that learn, in the stream of single images."""
-
-BENCH_IMAGES = 500
-"""Images per set of the bench, in which some methods take a hundred times as long as the model."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,6 @@ class Experiment:
     mce: bool = False
     norms: tuple[str, ...] = field(default=NORMS)
     note: str = ""
-    reported: bool = True  # whether docs/reproduction.md shows it
 
 
 def _columns(set_name: str, norms: tuple[str, ...] = NORMS) -> tuple[Column, ...]:
@@ -168,18 +163,6 @@ def _beyond(set_name: str, norms: tuple[str, ...]) -> tuple[Column, ...]:
         methods: tuple[Method, ...] = (Uncorrected(), papers, changed(papers, location="match"), *mixed, *RULES)
         columns += [Column(f"{norm}, {method.name}", set_name, norm, method) for method in methods]
     return tuple(columns)
-
-
-def _bench(norms: tuple[str, ...]) -> tuple[Column, ...]:
-    """Return every single-image method at its default settings, on one model per norm."""
-    rivals: tuple[Method, ...] = (InstanceAware(), Intent(), ChannelQuantile(), Aqr(), Pea(), Views(), Memo())
-    methods: tuple[Method, ...] = (Uncorrected(), PAPERS["cifar10"]["bn"], RULES[0], *MIXING, CORRECTED_MIXING, *rivals)
-    return tuple(
-        Column(f"{norm}, {method.name}", "cifar10", norm, method, seeds=(0,), images=BENCH_IMAGES)
-        for norm in norms
-        for method in methods
-        if norm in ("bn", PUBLIC) or not method.needs.batch_norm
-    )
 
 
 _PROTOCOL = (
@@ -302,17 +285,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         over=tuple(ERRORS),
         norms=("bn",),
         note=f"{_PROTOCOL} 500 validation images; calibrated on 500 others.",
-    ),
-    Experiment(
-        "bench",
-        "CIFAR-10-C: every single-image method at its default settings",
-        "cifar10",
-        _bench((PUBLIC, *NORMS)),
-        rows="paired",
-        over=tuple(ERRORS),
-        norms=(PUBLIC, *NORMS),
-        note=f"{_PROTOCOL} One model per norm, at most {BENCH_IMAGES} images per set.",
-        reported=False,  # until its rows are committed
     ),
 )
 
