@@ -178,6 +178,17 @@ def test_adding_targets_pools_their_trials(trained, decided):
     assert drift.drifted == 2 * next(iter(decided.norms.values())).drifted
 
 
+def test_no_image_counts_more_than_once_per_level(decided):
+    for trial in decided.decision.trials:
+        assert all(0 <= kept <= trial.images for kept in trial.kept)
+    assert decided.decision.trials[0].kept[0] > 0.9 * 120, "mild perturbations leave this model most of its answers"
+
+
+def test_the_stricter_budget_counts_for_a_sum(decided):
+    strict = replace(decided.decision, max_changed=0.01)
+    assert (strict + decided.decision).max_changed == (decided.decision + strict).max_changed == 0.01
+
+
 def test_the_best_setting_within_the_budget_wins_and_must_beat_its_error():
     def trial(strength, changed, gain, spread):
         rule = replace(search.CANDIDATES[0], strength=strength)
