@@ -31,6 +31,15 @@ class TestCalibration:
             assert 0.2 * exact.activations[name].loss < fast.activations[name].loss < 2 * exact.activations[name].loss
             assert not fast.activations[name].target.equal(exact.activations[name].target)  # two ways indeed
 
+    def test_states_three_quarters_of_the_error_of_a_smooth_curve(self):
+        """The error of a chord is a parabola; the triangle of the same height has three quarters of its area."""
+        x = torch.linspace(0, 1, 40_000).square().view(1, 1, 200, 200)
+        exact, fast = (
+            trueup.calibrate(nn.Sequential(nn.ReLU()), [x], resolution=9, method=method, decide=False).activations["0"]
+            for method in ("sort", "auto")
+        )
+        assert fast.compression_error == pytest.approx(0.75 * exact.compression_error, rel=0.1)
+
     def test_is_exact_where_rows_are_short_or_double_or_all_is_kept(self):
         model, images = self.model(), torch.randn(4, 3, 9, 9)
         for x, options in ((images, {}), (images.double(), {}), (images.repeat(1, 1, 3, 3), {"resolution": None})):

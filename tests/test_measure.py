@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
+import pytest
 import torch
 from torch import fx, nn
 
 import trueup
 from architectures import images, make
 from trueup import functional as F
+from trueup import kernels
 from trueup._measure import Meter
+from trueup.targets.norm import NormTarget, condensed
 
 
 def traced(monkeypatch):
@@ -62,6 +66,25 @@ def test_the_evidence_is_the_mean_of_squared_distances_in_spreads():
     for usual, own in ((mean, own_mean), (0.5 * (var + floor).log(), 0.5 * (own_var + floor).log())):
         total = total + ((own - usual.mean(0)) / usual.std(0, correction=0)).square().mean(1) / 2
     torch.testing.assert_close(shift.evidence[:, 0], total.float(), rtol=2e-2, atol=1e-2)  # three digits are kept
+
+
+@pytest.mark.parametrize("bands", [False, True])
+def test_a_clean_image_has_the_evidence_that_it_has_against_the_others(bands):
+    """By leaving each of them out in turn."""
+    a = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    moments = kernels.moments(a, bands=bands)[:, :4]
+    total = moments.sum(dim=0, dtype=torch.float64)
+    target = NormTarget(shape=(3, 8, 8), total=total, images=12, sample=condensed(moments))
+    for k, found in enumerate(target.clean_evidence()):
+        others = replace(target, sample=target.sample[torch.arange(12) != k])
+        torch.testing.assert_close(found, others.mean_evidence(a[k : k + 1])[0], rtol=2e-2, atol=1e-2)
+
+
+def test_an_image_farther_than_n_clean_ones_takes_the_last_of_n_plus_1_places():
+    model = make("resnet")
+    targets = trueup.calibrate(model, [images(9)], decide=False)
+    ranks = trueup.measure(model, targets, 100 * images(2, seed=1)).norm_rank
+    assert ranks.max() == torch.tensor(9 / 10)
 
 
 def test_ranks_are_calibrated_on_clean_images_that_were_not_seen():

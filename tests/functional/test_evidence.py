@@ -195,6 +195,13 @@ def test_counts_weigh_the_evidence_of_each_kind_of_statistic(bands):
     torch.testing.assert_close(usual[2] * torch.tensor(counts)[:, None], evidence.kappa_of(z2, 0.1))
 
 
+def test_the_share_of_nuisance_is_weighed_by_its_mean_over_all_statistics_of_the_norm():
+    drift = torch.tensor([[1.0, 3.0], [0.0, 1.0]])
+    shares = torch.tensor([[0.5, 0.75], [0.0, 0.5]])  # of a variance of 1; their mean is 0.4375
+    wanted = (0.4375 * shares).clamp(min=1e-4)
+    torch.testing.assert_close(evidence.nuisance_share(drift, torch.ones(2, 2)), wanted)
+
+
 def test_what_is_the_same_in_all_clean_images_is_not_moved():
     floor = torch.full((2, 3), 1e-3, dtype=torch.float64)
     usual = evidence.reference_of(torch.ones(20, 2, 3, dtype=torch.float64), floor, strength=0.5, base=0.5)

@@ -87,6 +87,19 @@ class TestReading:
         assert given_x.equal(left)
         assert model.total.equal(twin.total)
 
+    def test_sites_may_be_named_in_any_order(self):
+        model, x = make("mobilenet"), images(2)
+        names = [site.name for site in trace(model).sites if site.kind == "norm"][:2]
+        for order in (names, names[::-1]):
+            alone = []
+            for name in order:
+                robust = Instrumented(trace(model), lambda _: _Given(), reading=Reading([name], _Mean, _Weighted()))
+                robust(x)
+                alone.append(robust.placed[0].value)
+            robust = Instrumented(trace(model), lambda _: _Given(), reading=Reading(order, _Mean, _Weighted()))
+            torch.testing.assert_close(robust(x), model(x))
+            torch.testing.assert_close(robust.placed[0].value, alone[0] + 10 * alone[1])
+
     def test_a_shared_norm_is_read_where_it_is_called(self):
         class Twice(nn.Module):
             def __init__(self) -> None:

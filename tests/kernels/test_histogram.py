@@ -42,6 +42,7 @@ ROWS = {
     "many ties": torch.randn(2, 400, generator=random()).mul(4).round() / 4,
     "tiny": torch.randn(2, 300, generator=random()) * 1e-30,
     "huge": torch.randn(2, 300, generator=random()).clamp(-3, 3) * 1e36,
+    "a sum beyond float32": (1 + torch.rand(2, 300, generator=random())) * 1e37,
     "denormal": torch.randn(2, 300, generator=random()) * TINY,
     "every scale at once": torch.logspace(-44, 37, 300)[None] * torch.tensor([1.0, -1.0]).repeat(150),
     "all zeros": torch.zeros(2, 50),

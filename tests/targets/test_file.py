@@ -197,6 +197,7 @@ FAULTS = {
     "negative squares": lambda t, m: (t | {"relu/square": -t["relu/square"] - 1}, m),
     "no sample": lambda t, m: (t | {"bn/sample": t["bn/sample"][:0]}, m),
     "more sampled than named": lambda t, m: (t | {"sampled": t["sampled"][:1]}, m),
+    "more sampled than seen": lambda t, m: (t, record(m, "norms", "bn", images=3)),
     "other channels than its shape": lambda t, m: (t, record(m, "norms", "bn", shape=[7, 8, 8])),
     "no gate tensor": lambda t, m: ({k: v for k, v in t.items() if k != "bn/gate_total"}, m),
     "no gate sample": lambda t, m: ({k: v for k, v in t.items() if k != "bn/gate_sample"}, m),
