@@ -186,7 +186,10 @@ def test_what_two_parts_decide_together_changes_no_more_than_the_stricter_allows
 
 def test_if_no_answer_can_change_all_are_kept_at_every_level(trained):
     """Each image counts once, however many perturbed copies it has."""
-    same = trueup.calibrate(trained, pictures(60, 2)[0].split(30), answer=lambda output: torch.zeros(len(output)))
+    with pytest.warns(UserWarning, match="left as it is"):
+        same = trueup.calibrate(
+            trained, pictures(60, 2)[0].split(30), answer=lambda out: torch.zeros(len(out), dtype=torch.int64)
+        )
     for trial in same.decision.trials:
         assert trial.changed == 0
         assert trial.kept == pytest.approx((60, 60))
