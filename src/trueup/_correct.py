@@ -14,7 +14,7 @@ from trueup.rules import Correction, Evidence, Rule
 from trueup.targets import Fingerprint, Targets
 
 CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
-"""Without a decision: the earliest norms only, where every model that was measured gains and none loses."""
+"""Without a decision: a weak correction of the earliest norms, which say least about what is in a picture."""
 
 
 class Corrected(Instrumented):
