@@ -106,7 +106,7 @@ def test_the_default_gains_under_shifts_that_were_never_shown_and_keeps_clean_an
 
 def test_a_harmful_default_does_not_come_back(loudest):
     model, images, labels = loudest
-    with pytest.warns(UserWarning, match="left as it is: none of 9 settings"):
+    with pytest.warns(UserWarning, match="left as it is: none of 13 settings"):
         targets = trueup.calibrate(model, images[:150].split(50))
     fixed = trueup.correct(model, targets, Evidence())
     before = accuracy(model, images[150:], labels[150:])
@@ -196,17 +196,42 @@ def test_if_no_answer_can_change_all_are_kept_at_every_level(trained):
         assert trial.gain == pytest.approx(0)
 
 
-def test_the_best_setting_within_the_budget_wins_and_must_beat_its_error():
-    def trial(strength, changed, gain, spread):
-        rule = replace(search.CANDIDATES[0], strength=strength)
-        square = 100 * ((gain / 100) ** 2 + spread**2)
-        return Trial(rule, 100, changed, (50.0, 40.0), gain, square)
+def trial(strength, *, changed=0.0, gain=1.0, moved=0.0):
+    """A trial over 100 images."""
+    rule = replace(search.CANDIDATES[0], strength=strength)
+    return Trial(rule, 100, changed, (50.0, 40.0), gain, gain**2 / 100, moved)
 
+
+def test_the_best_setting_within_the_budget_wins_and_must_gain():
     none = Trial(NOTHING, 100, 0.0, (50.0, 40.0), 0.0, 0.0)
-    weak, strong, wild = trial(0.01, 1, 2.0, 0.1), trial(0.04, 3, 4.0, 0.1), trial(0.2, 20, 9.0, 0.1)
+    weak, strong = trial(0.01, changed=1, gain=2.0), trial(0.04, changed=3, gain=4.0)
+    wild = trial(0.2, changed=20, gain=9.0)
     assert Decision((none, weak, strong, wild)).rule == strong.rule
     assert Decision((none, weak, strong, wild), max_changed=0.5).rule == wild.rule
-    assert Decision((none, trial(0.04, 3, 0.5, 0.3))).rule == NOTHING
+    assert Decision((none, trial(0.04, gain=-0.5))).rule == NOTHING
+
+
+def test_a_setting_that_moves_clean_scores_far_is_out_even_if_no_answer_changes():
+    """Training images keep their answers where unseen images would not."""
+    none = Trial(NOTHING, 100, 0.0, (50.0, 40.0), 0.0, 0.0)
+    near, far = trial(0.01, gain=1.0, moved=7.9), trial(0.2, gain=9.0, moved=8.1)
+    assert Decision((none, near, far)).rule == near.rule
+    assert Decision((none, far)).rule == NOTHING
+    half = trial(0.2, gain=9.0, moved=0.0)
+    assert Decision((none + none, far + half)).rule == far.rule, "pooled images count together"
+
+
+def test_the_distance_that_clean_scores_move_is_the_mean_over_the_images(trained):
+    """Against a second computation, image by image."""
+    images = pictures(60, 2)[0]
+    targets = trueup.calibrate(trained, images.split(30))
+    found = targets.decision.trials[-1]
+    robust = trueup.correct(trained, targets, found.rule)
+    with torch.inference_mode():
+        before, after = ((lambda y: y - y.mean(dim=1, keepdim=True))(model(images)) for model in (trained, robust))
+    expected = ((after - before).norm(dim=1) / before.norm(dim=1)).mean()
+    assert expected > 0
+    assert found.mean_moved == pytest.approx(float(expected), rel=1e-3)
 
 
 class TestSharpEdges:

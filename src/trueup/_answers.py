@@ -1,10 +1,11 @@
-"""What a model answers: the part of its output that is compared for agreement."""
+"""What a model answers, and two comparisons of outputs: whether the answers agree, and how far the scores moved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -30,6 +31,33 @@ def most_likely(output: Any) -> Tensor:
 def agreement(a: Tensor, b: Tensor) -> Tensor:
     """Share of each image's answer `(batch, ...)` that is equal in both: `(batch,)` float64."""
     return (a == b).reshape(len(a), -1).double().mean(dim=1)
+
+
+def relative_change(before: Any, after: Any) -> Tensor:
+    """Distance of two outputs, relative to the size of the first: `(batch,)` float64, over all floating-point tensors.
+
+    Scores `(batch, classes, ...)` are taken relative to their mean over classes, which no answer depends on. Outputs
+    that cannot be compared, such as lists of boxes, count as unmoved.
+
+    >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]))
+    tensor([0.], dtype=torch.float64)
+    >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]]))
+    tensor([0.2000], dtype=torch.float64)
+    """
+    pairs = list(zip(tree_leaves(before), tree_leaves(after), strict=True))
+    both = [(a, b) for a, b in pairs if _are_scores(a) and isinstance(b, Tensor) and a.shape == b.shape]
+    if not both:
+        images = next((len(a) for a, _ in pairs if isinstance(a, Tensor) and a.dim()), 0)
+        return torch.zeros(images, dtype=torch.float64)
+    size = torch.stack([_square(a) for a, _ in both]).sum(dim=0)
+    moved = torch.stack([_square(b - a) for a, b in both]).sum(dim=0)
+    return (moved / size.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+
+
+def _square(scores: Tensor) -> Tensor:
+    """Sum of squares per image of scores relative to their mean over classes."""
+    centred = scores.double() - scores.double().mean(dim=1, keepdim=True)
+    return centred.flatten(1).square().sum(dim=1).cpu()
 
 
 def _are_scores(leaf: object) -> bool:

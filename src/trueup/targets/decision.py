@@ -12,6 +12,10 @@ from trueup.rules import Evidence
 NOTHING = Evidence(strength=0.0, base=0.0)
 """The rule that leaves a model as it is."""
 
+MAX_MOVED = 0.08
+"""How far the scores of clean images may move on average, relative to their size. A model is sure of its training
+images, so their answers hardly change; their scores move about as far as those of unseen images."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -28,16 +32,23 @@ class Trial:
     kept: tuple[float, ...]  # answers kept under each level of perturbation
     gain: float
     gain_square: float
+    moved: float = 0.0  # of clean scores, relative to their size
 
     def __add__(self, other: Trial) -> Trial:
         kept = tuple(a + b for a, b in zip(self.kept, other.kept, strict=True))
         sums = (self.images + other.images, self.changed + other.changed, kept)
-        return Trial(self.rule, *sums, self.gain + other.gain, self.gain_square + other.gain_square)
+        gains = (self.gain + other.gain, self.gain_square + other.gain_square)
+        return Trial(self.rule, *sums, *gains, self.moved + other.moved)
 
     @property
     def share_changed(self) -> float:
         """Expected share of changed answers on new clean images: one image that changes is added for the new one."""
         return (self.changed + (1 if self.rule.changes else 0)) / (self.images + 1)
+
+    @property
+    def mean_moved(self) -> float:
+        """Mean distance that the scores of a clean image move, relative to their size."""
+        return self.moved / self.images
 
     @property
     def mean_gain(self) -> float:
@@ -55,9 +66,9 @@ class Trial:
 class Decision:
     """The setting that calibration chose for a model, and why.
 
-    Chosen is the setting with the largest gain among those that change at most `max_changed` of the clean answers. It
-    must gain more than its standard error; otherwise the model is left as it is. Without `trials`, `note` says why
-    nothing was tried.
+    Chosen is the setting with the largest gain among those that change at most `max_changed` of the clean answers and
+    move clean scores by at most `MAX_MOVED`. If none of them gains, the model is left as it is. Without `trials`,
+    `note` says why nothing was tried.
     """
 
     trials: tuple[Trial, ...] = ()  # the first is the model as it is
@@ -75,9 +86,10 @@ class Decision:
     @property
     def chosen(self) -> Trial | None:
         """Trial of the chosen setting; None if the model is left as it is."""
-        allowed = [t for t in self.trials if t.rule.changes and t.share_changed <= self.max_changed]
+        changing = [trial for trial in self.trials if trial.rule.changes]
+        allowed = [t for t in changing if t.share_changed <= self.max_changed and t.mean_moved <= MAX_MOVED]
         best = max(allowed, key=lambda trial: trial.mean_gain, default=None)
-        return best if best is not None and best.mean_gain > best.error else None
+        return best if best is not None and best.mean_gain > 0 else None
 
     @property
     def rule(self) -> Evidence:
@@ -91,7 +103,8 @@ class Decision:
         if (best := self.chosen) is None:
             return (
                 f"The model is left as it is: none of {len(self.trials) - 1} settings, tried on {images} images, keeps "
-                f"more answers under perturbation while changing at most {self.max_changed:.1%} of the clean ones."
+                f"more answers under perturbation while changing at most {self.max_changed:.1%} of the clean ones and "
+                f"moving clean scores by at most {MAX_MOVED:.0%}."
             )
         kept = [f"{a / images:.1%} -> {b / images:.1%}" for a, b in zip(before.kept, best.kept, strict=True)]
         return "\n".join(
@@ -99,6 +112,7 @@ class Decision:
                 f"{best.rule}",
                 f"  chosen among {len(self.trials) - 1} settings on {images} images and perturbed copies of them",
                 f"  clean answers that change: {best.share_changed:.1%} (allowed: {self.max_changed:.1%})",
+                f"  clean scores move by {best.mean_moved:.1%} (allowed: {MAX_MOVED:.0%})",
                 f"  answers kept under mild perturbation: {kept[0]}, under strong perturbation: {kept[-1]}",
                 f"  gain: {100 * best.mean_gain:.2f} points, standard error {100 * best.error:.2f}",
             ]
@@ -125,13 +139,14 @@ def _trial(values: dict[str, object]) -> Trial:
     rule = values["rule"]
     if not isinstance(rule, dict) or not isinstance(values["kept"], list):
         raise ValueError("a trial of the decision has no rule or no answers")
-    numbers = [values["changed"], *values["kept"], values["gain"], values["gain_square"]]
+    numbers = [values["changed"], *values["kept"], values["gain"], values["gain_square"], values.get("moved", 0.0)]
     if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
         raise ValueError("a trial of the decision holds something that is not a number")
     images = values["images"]
     if not isinstance(images, int) or isinstance(images, bool) or images < 1:
         raise ValueError(f"a trial of the decision has {images!r} images")
-    changed, *kept, gain, square = (float(n) for n in numbers)
+    changed, *kept, gain, square, moved = (float(n) for n in numbers)
     if len(kept) < 2 or not 0 <= changed <= images:
         raise ValueError(f"a trial of the decision has {changed} changed answers of {images}, and {len(kept)} levels")
-    return Trial(Evidence(**(rule | {"counts": tuple(rule["counts"])})), images, changed, tuple(kept), gain, square)
+    setting = Evidence(**(rule | {"counts": tuple(rule["counts"])}))
+    return Trial(setting, images, changed, tuple(kept), gain, square, moved)
