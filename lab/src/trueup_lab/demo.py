@@ -94,7 +94,7 @@ def run(
     images: int = digits.TEST,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Result:
-    """Calibrate `model` and correct it with `correction` and with `Evidence()`, the default of `trueup.correct`.
+    """Calibrate `model` and correct it with `correction` and with the setting that calibration chose.
 
     Each of the three is tested on `images` digits, clean and under every corruption and severity.
     """
