@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trueup._placed import GateReader, GateValue, Realign, Transport
+from trueup._reported import Reported, reading_of
 from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Sites, Trace, trace
 from trueup.rules import Correction, Evidence, Rule
 from trueup.targets import Fingerprint, Targets
@@ -25,10 +26,13 @@ class Corrected(Instrumented):
         logits = robust(images)
 
     `rule` is the rule in force, `sites` the sites that it corrects. It shares the model's weights, has the model's
-    `state_dict`, and in training mode does what the model does, uncorrected.
+    `state_dict`, and in training mode does what the model does, uncorrected. `report` is None, or the module that
+    computes the second of the two values that it returns.
     """
 
-    def __init__(self, traced: Trace, targets: Targets, rule: Rule, names: Collection[str]) -> None:
+    def __init__(
+        self, traced: Trace, targets: Targets, rule: Rule, names: Collection[str], report: Reported = False
+    ) -> None:
         reading = _gate_reading(targets, rule, names) if isinstance(rule, Evidence) and rule.gated else None
         place = {
             name: lambda site: (
@@ -38,10 +42,15 @@ class Corrected(Instrumented):
             )
             for name in names
         }
-        super().__init__(traced, lambda site: place[site.name](site) if site.name in place else None, reading=reading)
+        super().__init__(
+            traced,
+            lambda site: place[site.name](site) if site.name in place else None,
+            reading=reading,
+            report=reading_of(targets, rule, report, traced.sites),
+        )
         self.rule = rule
         self.sites = Sites(site for site in traced.sites if site.name in self.placed_at)
-        for part in (self.placed, self.readers, self.combine):
+        for part in (self.placed, self.readers, self.combine, self.report):
             if part is not None:
                 part.to(self.device)
 
@@ -60,6 +69,7 @@ def correct(
     select: Select | None = None,
     activations: tuple[Activation, ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
+    report: Reported = False,
 ) -> Corrected:
     """Make a module that does what `model` does, with its activations moved back towards clean ones.
 
@@ -76,6 +86,10 @@ def correct(
         calibration did not choose, it is a careful one, with a warning.
     select: correct only the sites for which this predicate is true.
     activations, leaves: as they were given to `calibrate`.
+    report: True makes the module return `(output, report)`, whatever the rule is: a dictionary of tensors with one row
+        per image, which `trueup.Monitor` takes. "p" says how unusual the image is at the first norm (the share of clean
+        images that are at least as unusual), "gate" how much of the correction it got, "evidence" how far it is from
+        clean at a few early norms, or with "all" at every norm. The report is part of the graph and exported with it.
     """
     if not isinstance(targets, Targets):
         raise TypeError(
@@ -88,13 +102,15 @@ def correct(
     with torch.inference_mode(False):  # tensors made in inference mode could not be used in training later
         traced = trace(model, activations=activations, leaves=leaves)
         check_model(targets, traced.model)
-        return build(traced, targets, default_rule(traced, targets, select) if rule is None else rule, select)
+        return build(traced, targets, default_rule(traced, targets, select) if rule is None else rule, select, report)
 
 
-def build(traced: Trace, targets: Targets, rule: Rule, select: Select | None = None) -> Corrected:
+def build(
+    traced: Trace, targets: Targets, rule: Rule, select: Select | None = None, report: Reported = False
+) -> Corrected:
     """Correct a traced model whose targets were checked. The result shares the trace's module objects."""
     if isinstance(rule, Evidence) and not rule.changes:
-        return Corrected(traced, targets, rule, [])
+        return Corrected(traced, targets, rule, [], report)
     kind: Kind = "norm" if isinstance(rule, Evidence) else "activation"
     wanted = targets.norms if isinstance(rule, Evidence) else targets.activations
     if not wanted:
@@ -105,7 +121,7 @@ def build(traced: Trace, targets: Targets, rule: Rule, select: Select | None = N
     if isinstance(rule, Evidence):
         norms = [site.name for site in traced.sites if site.kind == "norm"]
         names = [name for name in names if name in norms[: rule.corrected(len(norms))]]
-    robust = Corrected(traced, targets, rule, names)
+    robust = Corrected(traced, targets, rule, names, report)
     if not robust.sites:
         before = " and, with least=0, all norms before the gate" if getattr(rule, "least", 1) == 0 else ""
         raise ValueError(

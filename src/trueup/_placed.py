@@ -16,10 +16,10 @@ from trueup.rules import Correction, Evidence
 from trueup.targets import ActivationTarget, NormTarget
 
 
-class _AtSite(nn.Module):
+class AtSite(nn.Module):
     """A placed module. Its buffers follow the model to its device, but keep their precision."""
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _AtSite:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AtSite:
         exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in exact.items():
@@ -27,7 +27,7 @@ class _AtSite(nn.Module):
         return self
 
 
-class Transport(_AtSite):
+class Transport(AtSite):
     """Applies `Correction` to the activations of one site.
 
     It can also apply the batch norm, the residual sum and the ReLU that lead to them.
@@ -71,7 +71,7 @@ class Transport(_AtSite):
         return f"{self.name!r}, step={self.rule.step:.3g}"
 
 
-class Realign(_AtSite):
+class Realign(AtSite):
     """Applies `Evidence` to one norm's output.
 
     Evidence and base are multiplied by the image's gate value or, where that is not known yet, by `share`. The batch
@@ -131,7 +131,7 @@ class GateReader(nn.Module):
         return f"{self.name!r}{', bands' if self.bands else ''}"
 
 
-class GateValue(_AtSite):
+class GateValue(AtSite):
     """Gate value per image `(batch,)` from the moments that the readers measured."""
 
     def __init__(self, gate: Gate, floors: list[Tensor], rule: Evidence) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from trueup.graph.clone import device_of, loose_tensors
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
-from trueup.graph.rewire import defer_norm, insert_after, read_values, replace_chain
+from trueup.graph.rewire import call_before_output, combine_values, defer_norm, insert_after, read_values, replace_chain
 from trueup.graph.site import Site
 from trueup.graph.trace import Place, Trace, retrace
 
@@ -47,23 +47,36 @@ class Instrumented(nn.Module):
 
     With a `reading`, every placed module is called with two values: the one at its site and the one that was read. At
     sites before the last one that is read, `reading.place_before` is placed and called with one value.
+
+    With a `report`, a second reading, the module returns `(output, value)`. Its `combine` gets the results of its own
+    readers and then, if there is a `reading`, that one's value; a site that both read is read once. In training mode
+    the value is None.
     """
 
     is_instrumented = True
 
     def __init__(
-        self, trace: Trace, place: Callable[[Site], nn.Module | None], *, reading: Reading | None = None
+        self,
+        trace: Trace,
+        place: Callable[[Site], nn.Module | None],
+        *,
+        reading: Reading | None = None,
+        report: Reading | None = None,
     ) -> None:
         super().__init__()
         self.model = trace.model
         self._activations, self._leaves = trace.activations, trace.leaves
         self._read_sites = [] if reading is None else list(reading.sites)
+        self._reported_sites = [] if report is None else list(report.sites)
         self.combine = None if reading is None else reading.combine
+        self.report = None if report is None else report.combine
         self.readers = nn.ModuleList()
         before = self._before_last_read(trace.places)
-        if reading is not None:
-            by_name = {site.name: site for site in trace.sites}
-            self.readers.extend(reading.reader(by_name[name]) for name in self._read_sites)
+        by_name = {site.name: site for site in trace.sites}
+        for name in self._all_read(trace.places):
+            reads = reading if reading is not None and name in self._read_sites else report
+            assert reads is not None
+            self.readers.append(reads.reader(by_name[name]))
         modules = {}
         for site in trace.sites:
             put = reading.place_before if reading is not None and site.name in before else place
@@ -81,18 +94,22 @@ class Instrumented(nn.Module):
         """Device of the model."""
         return device_of(self.model)
 
-    def _last_read(self, places: list[Place]) -> int:
-        """Number of the last place that is read."""
+    def _all_read(self, places: list[Place]) -> list[str]:
+        """Names of all sites that are read, in the order of the readers."""
         names = [place.site.name for place in places]
-        if missing := [name for name in self._read_sites if name not in names]:
+        read = list(dict.fromkeys([*self._read_sites, *self._reported_sites]))
+        if missing := [name for name in read if name not in names]:
             raise ValueError(
                 f"the gate reads the site {missing[0]!r}, which was not found in this {type(self.model).__name__}; it "
                 f"has {', '.join(names) or 'no sites'}; give the same activations= and leaves= as to calibrate"
             )
-        return max(names.index(name) for name in self._read_sites)
+        return read
 
     def _before_last_read(self, places: list[Place]) -> list[str]:
-        return [place.site.name for place in places[: self._last_read(places)]] if self._read_sites else []
+        """Names of the sites before the last one that the first reading reads."""
+        names = [place.site.name for place in places]
+        self._all_read(places)
+        return names[: max((names.index(name) for name in self._read_sites), default=0)]
 
     def _build(self, graph: fx.Graph, places: list[Place]) -> None:
         """Turn the graph, with the placed modules in it, into this module's forward."""
@@ -100,12 +117,16 @@ class Instrumented(nn.Module):
             if node.op in ("call_module", "get_attr"):
                 node.target = f"model.{node.target}"
         value: tuple[fx.Node, ...] = ()
-        readers: list[fx.Node] = []
         last = None
+        nodes = {place.site.name: place.node for place in places}
+        names = self._all_read(places)
+        readers = read_values(graph, [nodes[name] for name in names], "readers")
+        read = dict(zip(names, readers, strict=True))
         if self._read_sites:
-            nodes = {place.site.name: place.node for place in places}
-            combined, readers = read_values(graph, [nodes[name] for name in self._read_sites], "readers", "combine")
-            value, last = (combined,), places[self._last_read(places)].node
+            value = (combine_values(graph, [read[name] for name in self._read_sites], "combine"),)
+            last = max((nodes[name] for name in self._read_sites), key=list(graph.nodes).index)
+        if self._reported_sites:
+            call_before_output(graph, "report", *(read[name] for name in self._reported_sites), *value)
         before = self._before_last_read(places)
         chosen = [place for place in places if place.site.name in self.placed_at]
         kept = [place.node for place in chosen]
@@ -131,7 +152,8 @@ class Instrumented(nn.Module):
 
         def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
             if self.training:
-                return self.model(*args, **kwargs)
+                output = self.model(*args, **kwargs)
+                return output if self.report is None else (output, None)
             return corrected(self, *args, **kwargs)
 
         signature = inspect.signature(type(self.model).forward)

@@ -55,16 +55,28 @@ def defer_norm(graph: fx.Graph, node: fx.Node, placed: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def read_values(graph: fx.Graph, nodes: Sequence[fx.Node], readers: str, combine: str) -> tuple[fx.Node, list[fx.Node]]:
-    """Call the modules `readers`.0, `readers`.1, ... on the values of `nodes`, and `combine` on their results.
+def read_values(graph: fx.Graph, nodes: Sequence[fx.Node], readers: str) -> list[fx.Node]:
+    """Call the modules `readers`.0, `readers`.1, ... on the values of `nodes`, and return the calls.
 
-    Each reader is called at once, before its value can be overwritten. Returns the node of the combined value and those
-    of the readers.
+    Each reader is called at once, before its value can be overwritten.
     """
     seen = []
     for number, node in enumerate(nodes):
         with graph.inserting_after(node):
             seen.append(graph.call_module(f"{readers}.{number}", (node,)))
+    return seen
+
+
+def combine_values(graph: fx.Graph, values: Sequence[fx.Node], target: str) -> fx.Node:
+    """Call the module `target` on the `values`, as soon as all are known."""
     order = list(graph.nodes)
-    with graph.inserting_after(max(seen, key=order.index)):
-        return graph.call_module(combine, tuple(seen)), seen
+    with graph.inserting_after(max(values, key=order.index)):
+        return graph.call_module(target, tuple(values))
+
+
+def call_before_output(graph: fx.Graph, target: str, *values: fx.Node) -> None:
+    """Call the module `target` on the `values` and return the result beside the output: (output, result)."""
+    end = next(node for node in reversed(graph.nodes) if node.op == "output")
+    with graph.inserting_before(end):
+        result = graph.call_module(target, values)
+    end.args = ((end.args[0], result),)

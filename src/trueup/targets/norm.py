@@ -88,10 +88,15 @@ class NormTarget:
     def mean_evidence(self, a: Tensor) -> Tensor:
         """Mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""
         rows = self._rows(bands=True)
-        floor = self._floor(rows)
-        usual = evidence.centre_and_spread(self._statistics(rows, floor))
+        usual, floor = self.usual()
         moments = kernels.moments(a, bands=self.bands)[:, rows].double().cpu()
         return evidence.z_squared(evidence.statistics(moments, floor), usual).mean(dim=(1, 2))
+
+    def usual(self) -> tuple[Tensor, Tensor]:
+        """Centre and spread of clean statistics `(2, 2 or 3, channels)`, and the floor of their variances."""
+        rows = self._rows(bands=True)
+        floor = self._floor(rows)
+        return evidence.centre_and_spread(self._statistics(rows, floor)), floor
 
     def clean_evidence(self) -> Tensor:
         """Mean evidence of each sampled image `(sampled images,)`, measured against the others.

@@ -1,0 +1,116 @@
+"""The module that `correct(..., report=True)` places at the end of the forward pass: how unusual each image is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from trueup import kernels
+from trueup._placed import AtSite, GateReader
+from trueup.functional import evidence
+from trueup.functional import gate as gate_functions
+from trueup.functional.gate import Gate
+from trueup.graph import Reading, Site
+from trueup.rules import Evidence, Rule
+from trueup.targets import NormTarget, Targets
+
+Reported = bool | Literal["all"]
+
+FEWEST = 8  # sampled images: half of them describe clean images, and half rank
+
+
+class ImageReport(AtSite):
+    """How unusual each image of a batch is, from the moments that the readers measured.
+
+    It returns a dictionary of float32 tensors:
+
+    - "p" `(batch,)`: share of held-out clean images, plus this one, that look at least as unusual at the model's first
+      norm. Nothing is corrected before that, so p means the same whatever the rule does;
+    - "gate" `(batch,)`: share of the correction that the image got, 0 to 1;
+    - "evidence" `(batch, norms)`: squared distance from clean at each norm of `norms`, in spreads; about 1 if clean.
+    """
+
+    def __init__(self, targets: Targets, norms: tuple[str, ...], rule: Rule) -> None:
+        super().__init__()
+        found = [targets.norms.get(name) or targets.gate[name] for name in norms]
+        gate = _fit(found[0], targets.sampled)
+        self.norms, self.clean_images = norms, len(gate.held)
+        self.ungated = float(rule.changes) if isinstance(rule, Evidence) else 1.0
+        tensors: dict[str, Tensor] = {**gate._asdict(), "floor": _five_rows(found[0].floor)}
+        for k, target in enumerate(found):
+            usual, floor = target.usual()
+            tensors |= {f"usual{k}": usual.float(), f"usual_floor{k}": floor.float()}
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, *values: Tensor) -> dict[str, Tensor]:
+        moments, gate = values[: len(self.norms)], values[len(self.norms) :]
+        distances = [self._evidence(k, found) for k, found in enumerate(moments)]
+        return {
+            "p": self._p_values(moments[0]),
+            "gate": gate[0] if gate else torch.full_like(distances[0], self.ungated),
+            "evidence": torch.stack(distances, dim=1),
+        }
+
+    def _p_values(self, moments: Tensor) -> Tensor:
+        """p-value per image, through the kernel of the gate: a gate that opens from p = 1 to p = b is log p / log b.
+
+        p is 0 for an image that is not finite, else at least 1 / (held-out images + 1).
+        """
+        smallest = 0.5 / (self.clean_images + 1)
+        gate = Gate(*(getattr(self, name) for name in Gate._fields))
+        opened = kernels.gate_values([moments], [self.get_buffer("floor")], gate, smallest, 1 / smallest, 0.0)
+        return torch.where(opened < 1, torch.exp(opened * math.log(smallest)), 0.0)
+
+    def _evidence(self, k: int, moments: Tensor) -> Tensor:
+        usual, floor = self.get_buffer(f"usual{k}"), self.get_buffer(f"usual_floor{k}")
+        rows = [moments[:, :1], moments[:, 2:4]] if usual.shape[1] == 3 else [moments[:, :2]]
+        found = evidence.statistics(torch.cat(rows, dim=1).float(), floor)
+        return evidence.z_squared(found, usual).mean(dim=(1, 2))
+
+    def extra_repr(self) -> str:
+        """Text inside torch's repr of the module."""
+        return f"{', '.join(self.norms)}; {self.clean_images} held-out images"
+
+
+def reading_of(targets: Targets, rule: Rule, report: Reported, sites: Sequence[Site]) -> Reading | None:
+    """What `report` asks for among the model's `sites`: nothing, a few early norms, or all norms."""
+    if report is False:
+        return None
+    if report is not True and report != "all":
+        raise ValueError(f"correct(report={report!r}): expected False, True or 'all'")
+    known = [site.name for site in sites if site.name in targets.norms]
+    if not known or targets.norms[known[0]].sample.shape[0] < FEWEST:
+        images = f"{targets.norms[known[0]].sample.shape[0]} images" if known else "no norm of this model"
+        raise ValueError(
+            f"correct(report={report!r}): these targets hold {images}, so they cannot tell an unusual image; calibrate "
+            f"on {FEWEST} images or more, with norms selected"
+        )
+    norms = tuple(name for name in known if report == "all" or name == known[0] or name in targets.gate)
+
+    def reader(site: Site) -> nn.Module:
+        # A site that the gate reads too must be read as the gate does.
+        return GateReader(site, bands=(targets.gate.get(site.name) or targets.norms[site.name]).bands)
+
+    return Reading(norms, reader, ImageReport(targets, norms, rule))
+
+
+def _fit(target: NormTarget, names: Tensor) -> Gate:
+    """A gate that reads one norm, fitted to its sampled images, which have these `names`."""
+    kept = target.sample.double()
+    moments = _five_rows(torch.cat([kept[:, :1], kept[:, 1:4].square(), kept[:, 4:]], dim=1))
+    clean = gate_functions.features(moments, _five_rows(target.floor))
+    if target.bands:
+        # The high band's mean absolute value is kept for the gate's own norms only. A constant feature is ignored.
+        clean[:, -clean.shape[1] // 4 :] = 0
+    return gate_functions.fit(clean, names[: len(clean)])
+
+
+def _five_rows(moments: Tensor) -> Tensor:
+    """Moments with bands `(..., 4 or 5, channels)` as kernels take them, with a fifth row; others as they are."""
+    rows = moments.shape[-2]
+    return torch.cat([moments, moments[..., 3:4, :]], dim=-2) if rows == 4 else moments

@@ -1,0 +1,165 @@
+"""A test for drift that may be looked at after every image, for ever.
+
+Calibration held out n clean images. Their scores cut the line into n + 1 gaps, and each new image falls into one of
+them. If new images are exchangeable with the held-out ones, the gaps follow Pólya's urn, exactly and whatever the
+distribution of the scores is: it starts with one ball for each gap; the next image falls into a gap with a probability
+in proportion to its balls, and adds one ball to it. (Ranking each image among the n held-out images alone would be
+wrong: all images would share the same n, and a long clean stream would end in an alarm.)
+
+So an image takes the interval [a, b] of [0, 1] that its gap has in the urn, the most unusual gaps first, and a bet with
+a density f pays the mean of f over [a, b]: 1 in expectation, whatever came before. Bets have f(u) = 1 - s + s κ u^(κ-1),
+for several shares s and exponents κ, and start at every image with a part of the capital. The capital is a test
+martingale: by Ville's inequality the probability that it ever reaches 1/α is at most α.
+
+References: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World (2nd edition, 2022), chapter 8; Shin,
+Ramdas and Rinaldo, E-detectors (2023).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+BETS = ((1.0, 0.75), (1.0, 0.4), (0.2, 0.2), (0.03, 0.1))
+"""Share s and exponent κ of each bet: all images a little unusual, all very, one in five, one in thirty."""
+CHUNK = 512  # images that are ranked together: one matrix of this size
+
+
+def gaps_of(p: Floats, clean: int) -> Counts:
+    """Gap between the scores of the `clean` held-out images into which an image with p-value `p` falls, 0 the farthest.
+
+    p-values lie in [(k + 1) / (n + 1), (k + 2) / (n + 1)) for gap k; an image that is not finite has p = 0.
+
+    >>> gaps_of(np.array([0.0, 0.2, 0.39, 0.4, 1.0]), 4)
+    array([0, 0, 0, 1, 4])
+    """
+    return np.clip(np.floor(np.nan_to_num(p) * (clean + 1)).astype(np.int64) - 1, 0, clean)
+
+
+def capital_left(images: npt.NDArray[Any]) -> Floats:
+    """Share of the capital on which no bet has started before a number of `images` has been seen.
+
+    It falls slowly: after a million images a bet can still start with 4e-9, which 20 very unusual images make good.
+    """
+    return 1 / np.log2(images + 2.0)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The first time that the capital reached 1 / `false_alarm`."""
+
+    at: float  # seconds since 1970
+    since: float  # when the bet that won most had started
+    image: int  # number of images that the test had seen
+
+
+class DriftTest:
+    """The test of one stream of images. `step` takes gaps in the order of the images; how they are split is the same.
+
+    >>> test = DriftTest(99, false_alarm=0.01)
+    >>> test.step(np.zeros(5, dtype=int), np.arange(5.0))
+    >>> test.alarm
+    Alarm(at=2.0, since=0.0, image=3)
+    """
+
+    def __init__(self, clean: int, *, false_alarm: float = 0.001) -> None:
+        self.clean, self.false_alarm = clean, false_alarm
+        self.balls: Counts = np.ones(clean + 1, dtype=np.int64)
+        self.images = 0
+        self.log_e = 0.0  # logarithm of the capital
+        self.log_largest = 0.0  # the largest that it has been
+        self.alarm: Alarm | None = None
+        self._bets: Floats = np.full(len(BETS), -np.inf)  # logarithm of the capital in each kind of bet
+        self._best: Floats = np.full(len(BETS), -np.inf)  # logarithm of that of the most successful starting time ...
+        self._start: Floats = np.zeros(len(BETS))  # ... and that time
+
+    def step(self, gaps: Counts, times: Floats) -> None:
+        """Bet on images that fell into these gaps at these times, in their order."""
+        for first in range(0, len(gaps), CHUNK):
+            self._step(gaps[first : first + CHUNK], times[first : first + CHUNK])
+
+    def _step(self, gaps: Counts, times: Floats) -> None:
+        n = len(gaps)
+        returns = np.log(self._returns(gaps))
+        seen = self.images + np.arange(n + 1)
+        left = capital_left(seen)
+        stakes = np.log(-np.diff(left) / len(BETS))[:, None]
+        # A bet that starts at image k wins the returns from k on: their sum now, less their sum before k.
+        won = np.cumsum(returns, axis=0)
+        placed = np.concatenate([self._bets[None], stakes - (won - returns)])
+        self._best, start, lasting = self._leaders(placed, won, times)
+        bets = won + np.logaddexp.accumulate(placed, axis=0)[1:]
+        log_e = np.logaddexp.reduce(np.concatenate([bets, np.log(left[1:])[:, None]], axis=1), axis=1)
+        if self.alarm is None and (over := np.flatnonzero(log_e >= -math.log(self.false_alarm))).size:
+            k = int(over[0])
+            self.alarm = Alarm(float(times[k]), float(start[k]), int(seen[k]) + 1)
+        self._bets, self._start = bets[-1], lasting
+        self.log_e, self.log_largest = float(log_e[-1]), max(self.log_largest, float(log_e.max()))
+        self.images += n
+        self.balls += np.bincount(gaps, minlength=len(self.balls))
+
+    def _returns(self, gaps: Counts) -> Floats:
+        """What each kind of bet pays per unit on each image: `(images, bets)`."""
+        earlier = np.tri(len(gaps), k=-1, dtype=bool)
+        beyond = np.concatenate([[0], np.cumsum(self.balls)])[gaps]
+        beyond = beyond + ((gaps[None, :] < gaps[:, None]) & earlier).sum(axis=1)
+        inside = self.balls[gaps] + ((gaps[None, :] == gaps[:, None]) & earlier).sum(axis=1)
+        total = len(self.balls) + self.images + np.arange(len(gaps))
+        low, high = (beyond / total)[:, None], ((beyond + inside) / total)[:, None]
+        share, power = np.array(BETS).T
+        paid: Floats = 1 - share + share * (high**power - low**power) / (high - low)
+        return paid
+
+    def _leaders(self, placed: Floats, won: Floats, times: Floats) -> tuple[Floats, Floats, Floats]:
+        """Capital of the best starting time at the end, the start of the best bet per image, and of each at the end."""
+        known = np.concatenate([self._best[None], placed[1:]])
+        leading = np.maximum.accumulate(known, axis=0)
+        place = np.maximum.accumulate(np.where(known == leading, np.arange(len(known))[:, None], 0), axis=0)[1:]
+        starts = np.where(place == 0, self._start, times[np.maximum(place - 1, 0)])
+        best = won + leading[1:]
+        return best[-1], np.take_along_axis(starts, best.argmax(axis=1)[:, None], axis=1)[:, 0], starts[-1]
+
+    @property
+    def since(self) -> float:
+        """Time at which the bet that has won most so far had started: when drift began, if it did."""
+        return float(self._start[self._best.argmax()])
+
+    def state(self) -> dict[str, Any]:
+        """All that the test knows, as JSON takes it."""
+        return {
+            "clean": self.clean,
+            "false_alarm": self.false_alarm,
+            "balls": self.balls.tolist(),
+            "images": self.images,
+            "log_e": self.log_e,
+            "log_largest": self.log_largest,
+            "alarm": None if self.alarm is None else vars(self.alarm),
+            "bets": [finite(x) for x in self._bets.tolist()],
+            "best": [finite(x) for x in self._best.tolist()],
+            "start": self._start.tolist(),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> DriftTest:
+        """The test that `state` describes."""
+        test = cls(state["clean"], false_alarm=state["false_alarm"])
+        test.balls = np.array(state["balls"], dtype=np.int64)
+        test.images, test.log_e, test.log_largest = state["images"], state["log_e"], state["log_largest"]
+        test.alarm = None if state["alarm"] is None else Alarm(**state["alarm"])
+        test._bets, test._best = (np.array([-np.inf if x is None else x for x in state[k]]) for k in ("bets", "best"))
+        test._start = np.array(state["start"])
+        if len(test.balls) != test.clean + 1 or not len(test._bets) == len(test._best) == len(test._start) == len(BETS):
+            raise ValueError("the state of this drift test does not fit together: it is of another version, or damaged")
+        return test
+
+
+def finite(x: float) -> float | None:
+    """A number that JSON can hold: None for minus infinity."""
+    return x if math.isfinite(x) else None
