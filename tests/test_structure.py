@@ -28,7 +28,7 @@ LAYERS = [
     {"kernels"},
     {"targets"},
     {"graph"},
-    {"verbs", "decide"},
+    {"verbs", "decide", "monitor", "report"},
     {"", "cli", "__main__"},
 ]
 LAB_LAYERS = [
@@ -40,7 +40,15 @@ LAB_LAYERS = [
     {"", "__main__"},
 ]
 NEEDED = {"torch", "numpy", "safetensors"}
-ONLY_IN = {"numba": {"kernels"}, "triton": {"kernels"}, "typer": {"cli"}, "rich": {"cli"}}
+EXPORTERS = {"prometheus_client", "opentelemetry", "pyarrow"}
+ONLY_IN = {
+    "numba": {"kernels"},
+    "triton": {"kernels"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "PIL": {"report"},
+    **{name: {"monitor"} for name in EXPORTERS},
+}
 LAB_ONLY_IN = {"matplotlib": {"figures"}, "sklearn": {"data"}, "typer": {"cli"}, "rich": {"cli"}}
 
 
@@ -116,7 +124,7 @@ def test_the_library_imports_only_what_it_depends_on():
         if place not in ("cli", "kernels")
         for name in imports(path)
     }
-    assert found - set(sys.stdlib_module_names) - {"trueup"} <= NEEDED
+    assert found - set(sys.stdlib_module_names) - {"trueup"} - EXPORTERS - {"PIL"} <= NEEDED
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {requirement.split(">")[0] for requirement in wanted} == NEEDED
 
@@ -139,7 +147,7 @@ def run(code):
 
 
 def test_importing_trueup_needs_torch_numpy_and_safetensors_only():
-    optional = ["typer", "rich", "numba", "matplotlib", "sklearn", "PIL", "scipy", "trueup_lab"]
+    optional = ["typer", "rich", "numba", "matplotlib", "sklearn", "PIL", "scipy", "trueup_lab", *EXPORTERS]
     found = run(
         f"import sys; sys.modules |= dict.fromkeys({optional}); import torch, numpy, safetensors.torch;"
         "before = set(sys.modules); import trueup;"
@@ -155,6 +163,21 @@ def test_importing_trueup_needs_torch_numpy_and_safetensors_only():
         ("typer", "import trueup.cli", "needs typer: pip install 'trueup[cli]'"),
         ("matplotlib", "from trueup_lab.figures.style import pyplot; pyplot()", "pip install 'trueup-lab[figures]'"),
         ("sklearn", "from trueup_lab.data import digits; digits.load('test')", "pip install 'trueup-lab[demo]'"),
+        (
+            "prometheus_client.core",
+            "import trueup; trueup.monitor.PrometheusCollector(lambda: None)",
+            "pip install 'trueup[prometheus]'",
+        ),
+        (
+            "opentelemetry.metrics",
+            "import trueup; trueup.monitor.observe(None, lambda: None)",
+            "pip install 'trueup[opentelemetry]'",
+        ),
+        (
+            "pyarrow",
+            "from trueup.monitor.rows import open_rows; open_rows('x.parquet', [])",
+            "pip install 'trueup[parquet]'",
+        ),
     ],
 )
 def test_a_missing_extra_says_how_to_get_it(missing, call, message):
@@ -164,7 +187,10 @@ def test_a_missing_extra_says_how_to_get_it(missing, call, message):
 
 
 def test_extras_that_messages_name_exist():
-    for project, extras in ((ROOT, {"cli", "fast"}), (ROOT / "lab", {"figures", "demo"})):
+    for project, extras in (
+        (ROOT, {"cli", "fast", "opentelemetry", "parquet", "prometheus", "report"}),
+        (ROOT / "lab", {"figures", "demo"}),
+    ):
         known = tomllib.loads((project / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert extras <= set(known)
 
@@ -187,7 +213,7 @@ def test_the_public_names_are_exactly_these():
     assert set(trueup.__all__) == public
     assert trueup.__all__ == sorted(trueup.__all__, key=lambda name: (name.islower(), name))
     verbs, rules = {"calibrate", "choose", "correct", "measure", "sites"}, {"Correction", "Evidence"}
-    assert public == verbs | rules | {"Corrected", "Shift", "Site", "Targets", "TraceError", "functional"}
+    assert public == verbs | rules | {"Corrected", "Monitor", "Shift", "Site", "Targets", "TraceError", "functional"}
 
 
 @pytest.mark.parametrize("name", ["functional", "functional.evidence", "functional.gate", "functional.paper"])

@@ -16,6 +16,7 @@ from trueup._correct import Corrected, correct
 from trueup._measure import Shift, measure
 from trueup._sites import sites
 from trueup.graph import Site, TraceError
+from trueup.monitor import Monitor
 from trueup.rules import Correction, Evidence
 from trueup.targets import Targets
 
@@ -24,6 +25,7 @@ __all__ = [
     "Corrected",
     "Correction",
     "Evidence",
+    "Monitor",
     "Shift",
     "Site",
     "Targets",

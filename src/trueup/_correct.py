@@ -46,7 +46,7 @@ class Corrected(Instrumented):
             traced,
             lambda site: place[site.name](site) if site.name in place else None,
             reading=reading,
-            report=reading_of(targets, rule, report, traced.sites),
+            report=reading_of(targets, rule, report, traced.sites, names),
         )
         self.rule = rule
         self.sites = Sites(site for site in traced.sites if site.name in self.placed_at)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
@@ -77,26 +78,41 @@ class ImageReport(AtSite):
         return f"{', '.join(self.norms)}; {self.clean_images} held-out images"
 
 
-def reading_of(targets: Targets, rule: Rule, report: Reported, sites: Sequence[Site]) -> Reading | None:
+def reading_of(
+    targets: Targets, rule: Rule, report: Reported, sites: Sequence[Site], corrected: Collection[str]
+) -> Reading | None:
     """What `report` asks for among the model's `sites`: nothing, a few early norms, or all norms."""
     if report is False:
         return None
-    if report is not True and report != "all":
-        raise ValueError(f"correct(report={report!r}): expected False, True or 'all'")
-    known = [site.name for site in sites if site.name in targets.norms]
-    if not known or targets.norms[known[0]].sample.shape[0] < FEWEST:
-        images = f"{targets.norms[known[0]].sample.shape[0]} images" if known else "no norm of this model"
-        raise ValueError(
-            f"correct(report={report!r}): these targets hold {images}, so they cannot tell an unusual image; calibrate "
-            f"on {FEWEST} images or more, with norms selected"
+    names = [site.name for site in sites]
+    norms = reading_norms(targets, [name for name in names if name in targets.norms], report)
+    if early := [name for name in names[: names.index(norms[0])] if name in corrected]:
+        warnings.warn(
+            f"correct: this rule corrects {early[0]!r} before the first norm, {norms[0]!r}, at which report= reads how "
+            "unusual an image is: its p-values are not exact, and the false-alarm bound of trueup.Monitor does not "
+            "hold; leave such sites out with select=",
+            stacklevel=4,
         )
-    norms = tuple(name for name in known if report == "all" or name == known[0] or name in targets.gate)
 
     def reader(site: Site) -> nn.Module:
         # A site that the gate reads too must be read as the gate does.
         return GateReader(site, bands=(targets.gate.get(site.name) or targets.norms[site.name]).bands)
 
     return Reading(norms, reader, ImageReport(targets, norms, rule))
+
+
+def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> tuple[str, ...]:
+    """Names of the norms that a report reads, among those of a model that the targets hold."""
+    if report is not True and report != "all":
+        raise ValueError(f"report={report!r}: expected False, True or 'all'")
+    images = len(targets.norms[known[0]].sample) if known else 0
+    if images < FEWEST:
+        held = f"only {images} images" if known else "no norm of this model"
+        raise ValueError(
+            f"report={report!r}: these targets hold {held}, so they cannot tell an unusual image; calibrate a model "
+            f"with norms on {FEWEST} images or more"
+        )
+    return tuple(name for name in known if report == "all" or name == known[0] or name in targets.gate)
 
 
 def _fit(target: NormTarget, names: Tensor) -> Gate:

@@ -7,9 +7,9 @@ in proportion to its balls, and adds one ball to it. (Ranking each image among t
 wrong: all images would share the same n, and a long clean stream would end in an alarm.)
 
 So an image takes the interval [a, b] of [0, 1] that its gap has in the urn, the most unusual gaps first, and a bet with
-a density f pays the mean of f over [a, b]: 1 in expectation, whatever came before. Bets have f(u) = 1 - s + s κ u^(κ-1),
-for several shares s and exponents κ, and start at every image with a part of the capital. The capital is a test
-martingale: by Ville's inequality the probability that it ever reaches 1/α is at most α.
+a density f pays the mean of f over [a, b]: 1 in expectation, whatever came before. Bets have the densities
+f(u) = 1 - s + s κ u^(κ-1), for several shares s and exponents κ, and start at every image with a part of the capital.
+The capital is a test martingale: by Ville's inequality the probability that it ever reaches 1/α is at most α.
 
 References: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World (2nd edition, 2022), chapter 8; Shin,
 Ramdas and Rinaldo, E-detectors (2023).
@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 BETS = ((1.0, 0.75), (1.0, 0.4), (0.2, 0.2), (0.03, 0.1))
 """Share s and exponent κ of each bet: all images a little unusual, all very, one in five, one in thirty."""
@@ -43,12 +42,13 @@ def gaps_of(p: Floats, clean: int) -> Counts:
     return np.clip(np.floor(np.nan_to_num(p) * (clean + 1)).astype(np.int64) - 1, 0, clean)
 
 
-def capital_left(images: npt.NDArray[Any]) -> Floats:
+def capital_left(images: Counts) -> Floats:
     """Share of the capital on which no bet has started before a number of `images` has been seen.
 
     It falls slowly: after a million images a bet can still start with 4e-9, which 20 very unusual images make good.
     """
-    return 1 / np.log2(images + 2.0)
+    left: Floats = 1 / np.log2(images + 2.0)
+    return left
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,277 @@
+"""`Monitor`: watches the images that a corrected model answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup._correct import Corrected
+from trueup._reported import ImageReport, Reported, reading_norms
+from trueup.atomic import write_atomically
+from trueup.monitor.drift import DriftTest, Floats, gaps_of
+from trueup.monitor.rows import ImageRow, RowWriter, open_rows
+from trueup.monitor.snapshot import LARGEST_EVIDENCE, P_EDGES, Drift, Snapshot, read_json
+from trueup.rules import Evidence
+from trueup.targets import Targets
+
+FORMAT, VERSION = "trueup monitor", 1
+FOLD = 512  # images, or batches, that are kept before they are counted: counting them together is cheaper
+
+
+class Monitor:
+    """Watch the images that a corrected model answers: how unusual they are, and whether they have drifted.
+
+        robust = trueup.correct(model, targets, report=True)
+        monitor = trueup.Monitor(robust)
+        logits, report = robust(images)
+        monitor.update(report)
+        print(monitor.snapshot())
+
+    It reads the report of the forward pass that answers; there is no second pass. `update` only keeps a few numbers per
+    image, on the device where they are; they are counted when there are 512 of them, or when someone looks.
+
+    source: a module that `trueup.correct(..., report=True)` made; or targets, for a model that was exported.
+    unusual: p-value up to which an image counts as unusual. Of clean images, about this share does.
+    false_alarm: bound on the probability that the drift test ever raises an alarm on clean images, however long it runs
+        and however often one looks. It holds if the images that calibration held out and those that are seen are
+        exchangeable, as independent images of one kind are; frames of one film are not. docs/monitoring.md says more.
+    report: what was given to `correct`, if `source` is targets: True or "all".
+    rows: path of a .csv or .parquet file that gets one row per image; call `close` at the end.
+    clock: a function that returns the time in seconds since 1970.
+
+    Threads may share a monitor. Each process needs its own: a copy in another process, by fork or pickle, begins empty,
+    so that the sum of all snapshots counts every image once.
+    """
+
+    def __init__(
+        self,
+        source: Corrected | Targets,
+        *,
+        unusual: float = 0.01,
+        false_alarm: float = 0.001,
+        report: Reported = True,
+        rows: str | PathLike[str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        for name, value in (("unusual", unusual), ("false_alarm", false_alarm)):
+            if not 0 < value < 1:
+                raise ValueError(f"Monitor({name}={value!r}): expected a probability between 0 and 1")
+        reporting = _reporting(source, report)
+        self.norms, self.clean_images, self.unusual = reporting.norms, reporting.clean_images, unusual
+        if 1 / (self.clean_images + 1) > unusual:
+            raise ValueError(
+                f"Monitor(unusual={unusual!r}): with {self.clean_images} held-out images the smallest p-value is "
+                f"{1 / (self.clean_images + 1):.3g}, so no image could count as unusual; calibrate on more images, or "
+                "raise unusual="
+            )
+        self._clock = clock
+        self._rows: RowWriter | None = None if rows is None else open_rows(rows, self.norms)
+        self._begin(DriftTest(self.clean_images, false_alarm=false_alarm))
+
+    def _begin(self, test: DriftTest) -> None:
+        """Start with an empty window and a stream of this process's own."""
+        self._lock, self._process, self._stream = threading.RLock(), os.getpid(), uuid.uuid4().hex
+        self._test = test
+        self._window = Snapshot(self.norms, self.unusual)
+        self._pending: list[_Batch] = []
+        self._waiting = 0
+
+    def update(self, report: Mapping[str, Any], *, changed: Any = None) -> None:
+        """Take in the report of one forward pass: tensors, or the arrays that an exported model returned.
+
+        changed: for each image, whether its answer differs from the uncorrected model's, if you know.
+        """
+        batch = _Batch(self._clock(), _columns(report, len(self.norms)), None if changed is None else _flags(changed))
+        if batch.changed is not None and len(batch.changed) != len(batch.values):
+            raise ValueError(f"update: got {len(batch.values)} images, but changed= has {len(batch.changed)} entries")
+        self._check_process()
+        with self._lock:
+            self._pending.append(batch)
+            self._waiting += len(batch.values)
+            if max(self._waiting, len(self._pending)) >= FOLD:
+                self._fold()
+
+    def snapshot(self) -> Snapshot:
+        """What was seen since the last `reset`, and what the drift test has found since it began."""
+        self._check_process()
+        with self._lock:
+            self._fold()
+            return self._window
+
+    def reset(self, *, test: bool = False) -> Snapshot:
+        """Begin a new window, and return the one that ends. The drift test goes on, unless `test` starts it anew."""
+        with self._lock:
+            ended = self.snapshot()
+            stream, old = self._stream, self._test
+            self._begin(DriftTest(self.clean_images, false_alarm=old.false_alarm) if test else old)
+            if not test:
+                self._stream = stream
+                self._window = Snapshot(self.norms, self.unusual, streams=ended.streams)
+            return ended
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write everything to a JSON file, so that `load` can go on in this or another process."""
+        with self._lock:
+            window = self.snapshot().to_json()
+            state = {"format": FORMAT, "version": VERSION, "stream": self._stream, "test": self._test.state()}
+            write_atomically(Path(path), json.dumps({**state, "window": json.loads(window)}).encode())
+
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        rows: str | PathLike[str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Monitor:
+        """Go on where the monitor that was saved stopped. It needs neither the model nor the targets."""
+        monitor = cls.__new__(cls)
+        try:
+            state = read_json(Path(path).read_text(), FORMAT, VERSION)
+            test, window = DriftTest.from_state(state["test"]), Snapshot.from_json(json.dumps(state["window"]))
+            stream = state["stream"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: not a monitor that Monitor.save wrote: {error}") from error
+        monitor.norms, monitor.clean_images, monitor.unusual = window.norms, test.clean, window.unusual_at
+        monitor._clock, monitor._rows = clock, None if rows is None else open_rows(rows, window.norms)
+        monitor._begin(test)
+        monitor._stream, monitor._window = stream, window
+        return monitor
+
+    def close(self) -> None:
+        """Count what is waiting, and finish the file of rows."""
+        self.snapshot()
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Monitor({len(self.norms)} norms, {self.clean_images} held-out images)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            self._fold()
+            return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_rows")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock(), _rows=None)
+
+    def _check_process(self) -> None:
+        """Begin anew in a process that got a copy: what the copy has seen belongs to the process that saw it."""
+        if os.getpid() != self._process:
+            self._rows = None
+            self._begin(DriftTest(self.clean_images, false_alarm=self._test.false_alarm))
+
+    def _fold(self) -> None:
+        """Count the images that are waiting."""
+        if not self._pending:
+            return
+        batches, self._pending, self._waiting = self._pending, [], 0
+        values = torch.cat([batch.values.cpu() for batch in batches]).double().numpy()
+        if not len(values):
+            return
+        p, gate, evidence = values[:, 0], values[:, 1], values[:, 2:]
+        times = np.repeat([batch.time for batch in batches], [len(batch.values) for batch in batches])
+        self._test.step(gaps_of(p, self.clean_images), times)
+        told = [batch.changed.cpu().numpy() for batch in batches if batch.changed is not None]
+        known = np.isfinite(evidence)
+        counted = np.where(known, np.minimum(evidence, LARGEST_EVIDENCE), 0.0)
+        places = np.minimum(np.searchsorted(P_EDGES, p.astype(np.float32).round(7)), len(P_EDGES) - 1)
+        drift = Drift(
+            self._test.images,
+            self._test.log_e,
+            self._test.log_largest,
+            self._test.false_alarm,
+            self._test.alarm,
+        )
+        seen = Snapshot(
+            norms=self.norms,
+            unusual_at=self.unusual,
+            images=len(p),
+            not_finite=int((p == 0).sum()),
+            unusual_images=int((p <= self.unusual).sum()),
+            histogram=tuple(np.bincount(places, minlength=len(P_EDGES)).tolist()),
+            p_sum=float(p.sum()),
+            gate_sum=float(gate.sum()),
+            evidence_sum=tuple(counted.sum(axis=0).tolist()),
+            evidence_images=tuple(known.sum(axis=0).tolist()),
+            compared=sum(map(len, told)),
+            changed=int(sum(flags.sum() for flags in told)),
+            began=float(times[0]),
+            ended=float(times[-1]),
+            streams={self._stream: drift},
+        )
+        self._window = self._window + seen
+        if self._rows is not None:
+            self._rows.write(_image_rows(batches, values))
+
+
+class _Batch:
+    """What is kept of a forward pass: time, `(images, 2 + norms)` of p, gate and evidence, and the changed answers."""
+
+    __slots__ = ("changed", "time", "values")
+
+    def __init__(self, when: float, values: Tensor, changed: Tensor | None) -> None:
+        self.time, self.values, self.changed = when, values, changed
+
+
+def _reporting(source: Corrected | Targets, report: Reported) -> ImageReport:
+    if isinstance(source, Targets):
+        return ImageReport(source, reading_norms(source, list(source.norms), report or True), Evidence())
+    found = getattr(source, "report", None)
+    if not isinstance(found, ImageReport):
+        raise TypeError(
+            f"Monitor: expected a module made by trueup.correct(model, targets, report=True), or targets; got a "
+            f"{type(source).__name__}{' without a report' if isinstance(source, Corrected) else ''}"
+        )
+    return found
+
+
+def _columns(report: Mapping[str, Any], norms: int) -> Tensor:
+    """p, gate and evidence side by side, copied: memory that a model returns may be written again."""
+    try:
+        p, gate, evidence = (torch.as_tensor(report[name]).detach() for name in ("p", "gate", "evidence"))
+    except (KeyError, TypeError, IndexError) as error:
+        raise TypeError(
+            "update: expected the report that a corrected model returns beside its output, a dictionary with 'p', "
+            f"'gate' and 'evidence'; got {type(report).__name__} ({error!r})"
+        ) from error
+    if evidence.dim() != 2 or evidence.shape[1] != norms or p.shape != gate.shape or p.shape != evidence.shape[:1]:
+        raise ValueError(
+            f"update: expected p and gate (images,) and evidence (images, {norms}), got {tuple(p.shape)}, "
+            f"{tuple(gate.shape)} and {tuple(evidence.shape)}; is the report of this model?"
+        )
+    return torch.cat([p[:, None], gate[:, None], evidence], dim=1)
+
+
+def _flags(changed: Any) -> Tensor:
+    return torch.as_tensor(changed).detach().bool().flatten().clone()
+
+
+def _image_rows(batches: Sequence[_Batch], values: Floats) -> list[ImageRow]:
+    rows = []
+    numbers = iter(values.tolist())
+    for batch in batches:
+        flags = [None] * len(batch.values) if batch.changed is None else batch.changed.tolist()
+        for changed in flags:
+            p, gate, *evidence = next(numbers)
+            rows.append(ImageRow(batch.time, p, gate, changed, [x if math.isfinite(x) else None for x in evidence]))
+    return rows

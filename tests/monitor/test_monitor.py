@@ -1,0 +1,252 @@
+"""`Monitor`: it counts what reports say, once, whatever the rule, the batches, the threads and the processes."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import trueup
+from architectures import images, make
+from trueup.monitor import P_EDGES, Snapshot
+
+RULES = {
+    "nothing": trueup.Evidence(strength=0, base=0),
+    "gated": trueup.Evidence(),
+    "no gate": trueup.Evidence(budget=1, strength=0.1, base=0),
+    "paper": trueup.Correction(lambda1=0.5, lambda2=0.5),
+}
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    model = make("mobilenet")
+    return model, trueup.calibrate(model, images(400).split(100), decide=False)
+
+
+def report(p, norms=3, gate=0.5, evidence=2.0):
+    p = torch.tensor(p)
+    return {"p": p, "gate": torch.full_like(p, gate), "evidence": torch.full((len(p), norms), evidence)}
+
+
+def monitor_of(calibrated, **options):
+    return trueup.Monitor(calibrated[1], **{"unusual": 0.02, **options})
+
+
+def test_a_snapshot_counts_what_the_reports_said(calibrated):
+    clock = iter([100.0, 160.0])
+    monitor = monitor_of(calibrated, clock=lambda: next(clock))
+    monitor.update(report([0.5, 0.01, 1.0]))
+    monitor.update(report([0.0, 0.02], evidence=math.inf, gate=1.0), changed=[True, False])
+    seen = monitor.snapshot()
+    assert (seen.images, seen.unusual_images, seen.not_finite, seen.compared, seen.changed) == (5, 3, 1, 2, 1)
+    assert (seen.began, seen.ended) == (100.0, 160.0)
+    assert seen.gate == pytest.approx((3 * 0.5 + 2) / 5)
+    assert list(seen.evidence.values()) == [2.0, 2.0, 2.0]
+    assert seen.p_sum == pytest.approx(1.53)
+    wanted = {0.005: 1, 0.01: 1, 0.02: 1, 0.5: 1, 1.0: 1}
+    assert dict(zip(P_EDGES, seen.histogram, strict=True)) == dict.fromkeys(P_EDGES, 0) | wanted
+    assert seen.unusual.value == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_p_is_the_same_whatever_the_rule_and_calibrated_on_clean_images(calibrated, rule):
+    model, targets = calibrated
+    x = images(400, seed=5)
+    with torch.inference_mode():
+        p = trueup.correct(model, targets, rule, report=True)(x)[1]["p"]
+        untouched = trueup.correct(model, targets, RULES["nothing"], report=True)(x)[1]["p"]
+    assert p.allclose(untouched)
+    for level in (0.1, 0.5, 0.9):
+        assert abs((p <= level).float().mean() - level) < 4 * math.sqrt(level * (1 - level) * (1 / 200 + 1 / 400))
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_drift_is_found_whatever_the_rule_and_clean_images_raise_no_alarm(calibrated, rule):
+    model, targets = calibrated
+    robust = trueup.correct(model, targets, rule, report=True)
+    monitor = trueup.Monitor(robust, clock=iter(range(1000)).__next__)
+    with torch.inference_mode():
+        for batch in images(300, seed=6).split(30):
+            monitor.update(robust(batch)[1])
+        assert not monitor.snapshot().drifted
+        noise = torch.randn(60, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        for batch in (images(60, seed=7) + 0.3 * noise).split(30):
+            monitor.update(robust(batch)[1])
+    seen = monitor.snapshot()
+    assert seen.drifted
+    assert 9 <= seen.since.timestamp() <= 11
+    assert seen.unusual.value > 0.1
+    assert seen.evidence["stem.1"] > 1.3
+
+
+def test_batches_do_not_matter(calibrated):
+    p = torch.rand(1300, generator=torch.Generator().manual_seed(0)).tolist()
+    monitors = [monitor_of(calibrated, clock=lambda: 1.0) for _ in range(3)]
+    for monitor, size in zip(monitors, (1, 100, 1300), strict=True):
+        for k in range(0, 1300, size):
+            monitor.update(report(p[k : k + size]))
+    first, *others = (monitor.snapshot() for monitor in monitors)
+    for seen in others:
+        assert seen.log_e_value == pytest.approx(first.log_e_value)
+        assert seen.histogram == first.histogram
+        assert seen.gate_sum == pytest.approx(first.gate_sum)
+
+
+def test_a_window_ends_and_the_drift_test_goes_on(calibrated):
+    monitor = monitor_of(calibrated, clock=lambda: 7.0)
+    monitor.update(report([0.005] * 6))
+    first = monitor.reset()
+    assert first.images == 6
+    monitor.update(report([0.005] * 6))
+    second = monitor.snapshot()
+    assert second.images == 6
+    assert first.streams.keys() == second.streams.keys()
+    assert (first + second).images == 12
+    (drift,) = (first + second).streams.values()
+    assert drift.images == 12
+    assert second.log_e_value > first.log_e_value
+    monitor.reset(test=True)
+    assert monitor.snapshot().log_e_value == 0
+    assert not monitor.snapshot().drifted
+    monitor.update(report([0.5]))
+    assert monitor.snapshot().streams.keys() != second.streams.keys()
+
+
+def test_the_alarm_stays_in_the_next_window(calibrated):
+    monitor = monitor_of(calibrated)
+    monitor.update(report([0.005] * 30))
+    assert monitor.reset().drifted
+    assert monitor.snapshot().drifted
+
+
+def test_a_saved_monitor_goes_on(calibrated, tmp_path):
+    whole, first = (monitor_of(calibrated, clock=lambda: 3.0) for _ in range(2))
+    p = torch.rand(900, generator=torch.Generator().manual_seed(1)).tolist()
+    whole.update(report(p))
+    first.update(report(p[:333]))
+    first.save(tmp_path / "monitor.json")
+    again = trueup.Monitor.load(tmp_path / "monitor.json", clock=lambda: 3.0)
+    again.update(report(p[333:]))
+    (wanted,), (found,) = (m.snapshot().streams.values() for m in (whole, again))
+    assert found.log_largest == pytest.approx(wanted.log_largest)
+    assert again.snapshot().histogram == whole.snapshot().histogram
+    assert again.snapshot().streams.keys() == first.snapshot().streams.keys()
+
+
+def test_a_file_that_is_no_monitor_is_refused(tmp_path):
+    Snapshot(("a",), 0.01).save(tmp_path / "x.json")
+    with pytest.raises(ValueError, match="x.json: not a monitor"):
+        trueup.Monitor.load(tmp_path / "x.json")
+
+
+def test_threads_lose_nothing(calibrated):
+    monitor = monitor_of(calibrated)
+
+    def work():
+        for k in range(300):
+            monitor.update(report([0.5, 0.01]))
+            if k % 50 == 0:
+                monitor.snapshot()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = monitor.snapshot()
+    assert (seen.images, seen.unusual_images) == (3600, 1800)
+    (drift,) = seen.streams.values()
+    assert drift.images == 3600
+
+
+def in_a_process(monitor, path):
+    monitor.update(report([0.5] * 4))
+    monitor.snapshot().save(path)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_copy_in_another_process_counts_only_what_it_sees(calibrated, tmp_path, start):
+    monitor = monitor_of(calibrated)
+    monitor.update(report([0.5] * 10))
+    monitor.snapshot()
+    process = multiprocessing.get_context(start).Process(target=in_a_process, args=(monitor, tmp_path / "a.json"))
+    process.start()
+    process.join()
+    both = monitor.snapshot() + Snapshot.load(tmp_path / "a.json")
+    assert both.images == 14
+    assert len(both.streams) == 2
+
+
+def test_a_pickled_monitor_in_the_same_process_goes_on(calibrated):
+    monitor = monitor_of(calibrated)
+    monitor.update(report([0.5] * 10))
+    again = pickle.loads(pickle.dumps(monitor))
+    assert again.snapshot() == monitor.snapshot()
+    assert os.getpid() == again._process
+
+
+def test_arrays_of_an_exported_model_will_do_and_are_copied(calibrated):
+    monitor = monitor_of(calibrated)
+    arrays = {key: value.numpy() for key, value in report([0.5, 0.01]).items()}
+    monitor.update(arrays)
+    arrays["p"][:] = 0.01
+    assert monitor.snapshot().unusual_images == 1
+
+
+def test_memory_does_not_grow_with_the_images(calibrated):
+    monitor = monitor_of(calibrated)
+    sizes = []
+    for _ in range(3):
+        for _ in range(20):
+            monitor.update(report(np.random.default_rng(0).uniform(size=200).tolist()))
+        sizes.append(len(pickle.dumps(monitor)))
+    assert max(sizes) - min(sizes) < 100  # digits of larger counts
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (torch.zeros(3), TypeError, "expected the report that a corrected model returns"),
+        ({"p": torch.zeros(2)}, TypeError, "with 'p', 'gate' and 'evidence'"),
+        (report([0.5], norms=7), ValueError, r"evidence \(images, 3\)"),
+    ],
+)
+def test_something_else_than_a_report_is_refused(calibrated, given, error, message):
+    with pytest.raises(error, match=message):
+        monitor_of(calibrated).update(given)
+
+
+def test_flags_must_fit_the_images(calibrated):
+    with pytest.raises(ValueError, match="got 1 images, but changed= has 2 entries"):
+        monitor_of(calibrated).update(report([0.5]), changed=[True, False])
+
+
+def test_it_needs_a_model_with_a_report(calibrated):
+    with pytest.raises(TypeError, match="report=True.* got a Corrected without a report"):
+        trueup.Monitor(trueup.correct(*calibrated, trueup.Evidence()))
+    with pytest.raises(TypeError, match="got a MobileNet"):
+        trueup.Monitor(calibrated[0])
+
+
+def test_levels_that_cannot_work_are_refused(calibrated):
+    with pytest.raises(ValueError, match="false_alarm=0"):
+        monitor_of(calibrated, false_alarm=0)
+    with pytest.raises(ValueError, match="200 held-out images the smallest p-value is 0.00498"):
+        monitor_of(calibrated, unusual=0.001)
+
+
+def test_targets_alone_will_do_for_a_report_of_all_norms(calibrated):
+    model, targets = calibrated
+    robust = trueup.correct(model, targets, trueup.Evidence(), report="all")
+    monitor = trueup.Monitor(targets, report="all")
+    monitor.update(robust(images(3))[1])
+    assert monitor.norms == robust.report.norms == tuple(targets.norms)
+    assert monitor.snapshot().images == 3
