@@ -150,11 +150,11 @@ class Snapshot:
         if not self.images:
             return "no images yet"
         window = " to ".join(f"{local_time(t):%Y-%m-%d %H:%M:%S}" for t in (self.began, self.ended) if t is not None)
-        share = self.unusual
+        at, share = f"unusual (p <= {self.unusual_at:g})", self.unusual
         lines = [
             f"{self.images} images, {window}",
             self.verdict,
-            f"unusual (p <= {self.unusual_at:g}): {share.value:.2%} of the images ({share.low:.2%} to {share.high:.2%})",
+            f"{at}: {share.value:.2%} of the images ({share.low:.2%} to {share.high:.2%})",
             f"mean gate value: {self.gate:.2f}",
         ]
         if self.compared:

@@ -1,0 +1,230 @@
+"""What a report is made from: three passes over the images, by the model, by the corrected model and by `measure`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trueup._answers import most_likely
+from trueup._correct import Corrected, correct
+from trueup._loading import images_of
+from trueup._measure import Meter, Shift
+from trueup.graph import Activation, device_of
+from trueup.monitor import Monitor, Snapshot
+from trueup.report.thumbnail import thumbnail
+from trueup.rules import Rule
+from trueup.targets import Targets
+
+
+class Shown(NamedTuple):
+    """An image that is shown."""
+
+    number: int  # in its set, from 0
+    p: float  # NaN if the targets cannot tell
+    png: bytes
+    evidence: dict[str, float]  # of the norms at which it deviates most, largest first
+    before: int | None  # the model's answer ...
+    after: int | None  # ... and the corrected one's
+
+
+@dataclass(frozen=True, eq=False)
+class SetFindings:
+    """What was found in one set of images."""
+
+    name: str
+    images: int
+    p: Tensor  # (images,); NaN if the targets cannot tell
+    norms: tuple[str, ...]
+    evidence: Tensor  # (images, norms)
+    activations: tuple[str, ...]
+    activation_rank: Tensor  # (images, activations)
+    answers: tuple[Tensor, Tensor] | None  # (images,) before and after; None if the outputs are not class scores
+    snapshot: Snapshot | None
+    shown: list[Shown]  # the most unusual images, most unusual first
+
+
+class Cost(NamedTuple):
+    """Time of one forward pass, in milliseconds per image, and where it was measured."""
+
+    batch: int
+    model: float
+    corrected: float
+    reported: float | None
+    machine: str
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """All that a report says."""
+
+    model: str
+    targets: Targets
+    rule: Rule
+    corrected_sites: int
+    clean_evidence: dict[str, Tensor]  # per norm, of clean images, ascending
+    sets: list[SetFindings]
+    cost: Cost
+
+
+class _Networks(NamedTuple):
+    model: nn.Module
+    plain: Corrected
+    reporting: Corrected | None
+    meter: Meter
+
+
+def find(
+    model: nn.Module,
+    targets: Targets,
+    images: Tensor | Iterable[Any],
+    *,
+    against: Tensor | Iterable[Any] | None = None,
+    names: tuple[str, str] = ("these images", "the other images"),
+    rule: Rule | None = None,
+    most_unusual: int = 12,
+    batch: int = 32,
+    activations: tuple[Activation, ...] = (),
+    leaves: tuple[type[nn.Module], ...] = (),
+) -> Findings:
+    """Look at one or two sets of images. The arguments are those of `write_report`."""
+    robust = correct(model, targets, rule, activations=activations, leaves=leaves)
+    reporting = None
+    if targets.norms:
+        reporting = correct(model, targets, robust.rule, activations=activations, leaves=leaves, report=True)
+    meter = Meter(model, targets, activations=activations, leaves=leaves)
+    networks = _Networks(robust.model.eval(), robust, reporting, meter)
+    device = device_of(model)
+    given = [images] if against is None else [images, against]
+    sets, first = [], None
+    for name, some in zip(names, given, strict=False):
+        batches = some.split(batch) if isinstance(some, Tensor) else some
+        looked = _look(name, networks, images_of(batches, device), most_unusual)
+        sets.append(looked[0])
+        first = looked[1] if first is None else first
+    assert first is not None
+    return Findings(
+        type(model).__name__,
+        targets,
+        robust.rule,
+        len(robust.sites),
+        {name: target.clean_evidence().sort().values for name, target in targets.norms.items()},
+        sets,
+        _cost(networks, first),
+    )
+
+
+@torch.inference_mode()
+def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) -> tuple[SetFindings, Tensor]:
+    """What was found in a set, and its first batch."""
+    monitor = None if networks.reporting is None else Monitor(networks.reporting, unusual=_level(networks.reporting))
+    shifts: list[Shift] = []
+    p_values, answers, changed = list[Tensor](), list[tuple[Tensor, Tensor]](), None
+    kept: list[tuple[float, int, Tensor]] = []  # the most unusual images so far
+    seen, first, comparable = 0, None, True
+    for batch in batches:
+        first = batch if first is None else first
+        shift = networks.meter(batch)
+        before = networks.model(batch.clone())
+        if networks.reporting is None or monitor is None:
+            after, p = networks.plain(batch.clone()), torch.full((len(batch),), torch.nan)
+            score = -shift.activation_rank.mean(dim=1)
+        else:
+            after, report = networks.reporting(batch.clone())
+            p = report["p"].cpu()
+            # Many images share the smallest p-value; among them, those that deviate more come first.
+            score = p - 1e-6 * shift.evidence.nan_to_num(1e6).clamp(max=1e3).mean(dim=1)
+        pair = _answers(before, after) if comparable else None
+        comparable = pair is not None
+        if pair is not None:
+            answers.append(pair)
+            changed = pair[0] != pair[1]
+        if monitor is not None:
+            monitor.update(report, changed=changed if comparable else None)
+        p_values.append(p)
+        shifts.append(shift)
+        kept += [(float(s), seen + k, batch[k].cpu()) for k, s in enumerate(score)]
+        kept = sorted(kept, key=lambda item: item[:2])[:most]
+        seen += len(batch)
+    if first is None:
+        raise ValueError(f"{name}: there are no images")
+    p = torch.cat(p_values)
+    evidence = torch.cat([shift.evidence for shift in shifts])
+    both = (torch.cat([a for a, _ in answers]), torch.cat([b for _, b in answers])) if comparable else None
+    shown = []
+    for _, number, image in kept:
+        own = {n: float(e) for n, e in zip(shifts[0].norms, evidence[number], strict=True)}
+        top = dict(sorted(own.items(), key=lambda item: -item[1])[:3])
+        pair = (None, None) if both is None else (int(both[0][number]), int(both[1][number]))
+        shown.append(Shown(number, float(p[number]), thumbnail(image, _range(first)), top, *pair))
+    return SetFindings(
+        name,
+        seen,
+        p,
+        shifts[0].norms,
+        evidence,
+        shifts[0].activations,
+        torch.cat([shift.activation_rank for shift in shifts]),
+        both,
+        None if monitor is None else monitor.snapshot(),
+        shown,
+    ), first
+
+
+def _level(robust: Corrected) -> float:
+    """p-value up to which an image counts as unusual: 1 %, or what the held-out images can tell."""
+    held = getattr(robust.report, "clean_images", 0)
+    return max(0.01, 1.0 / (held + 1))
+
+
+def _answers(before: Any, after: Any) -> tuple[Tensor, Tensor] | None:
+    """Most likely classes before and after; None if the outputs are not one row of scores per image."""
+    try:
+        found = most_likely(before).cpu(), most_likely(after).cpu()
+    except ValueError:
+        return None
+    return found if found[0].dim() == 1 else None
+
+
+def _range(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest value of each channel, as they are shown in thumbnails."""
+    flat = images.float().cpu().transpose(0, 1).flatten(1) if images.dim() > 2 else images.float().cpu().flatten()[None]
+    finite = torch.where(flat.isfinite(), flat, flat[flat.isfinite()].median() if flat.isfinite().any() else 0.0)
+    return finite.min(dim=1).values, finite.max(dim=1).values
+
+
+def _cost(networks: _Networks, batch: Tensor) -> Cost:
+    """Median time of a few passes, interleaved, so that a busy moment hits all alike."""
+    works: dict[str, nn.Module] = {"model": networks.model, "corrected": networks.plain}
+    if networks.reporting is not None:
+        works["reported"] = networks.reporting
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    began = time.perf_counter()
+    while not seconds["model"] or (len(seconds["model"]) < 15 and time.perf_counter() - began < 3):
+        for name, network in works.items():
+            seconds[name].append(_timed(lambda network=network: network(batch.clone()), batch.device))  # type: ignore[misc]
+    ms = {name: 1000 * statistics.median(some) / len(batch) for name, some in seconds.items()}
+    return Cost(len(batch), ms["model"], ms["corrected"], ms.get("reported"), _machine(batch.device))
+
+
+def _timed(work: Callable[[], Any], device: torch.device) -> float:
+    with torch.inference_mode():
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+
+def _machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    kind = platform.machine() or "CPU"
+    return f"{kind}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, torch {torch.__version__}"

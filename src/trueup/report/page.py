@@ -1,0 +1,280 @@
+"""The report as one HTML page: no script, no network, no other file."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+
+import torch
+from torch import Tensor
+
+from trueup.monitor import Snapshot
+from trueup.report.findings import Findings, SetFindings, Shown
+from trueup.report.style import STYLE
+from trueup.report.svg import Band, depth_plot, histogram
+from trueup.rules import Evidence
+
+STYLES = ("a", "b")
+QUANTILES = (0.1, 0.5, 0.9)
+P_BINS = [k / 10 for k in range(11)]
+CHANGES_SHOWN = 12
+
+
+def page_of(found: Findings, *, title: str | None = None, classes: Sequence[str] | None = None) -> str:
+    """The page. `classes` names the classes, in the order of the model's scores."""
+    names = " and ".join(some.name for some in found.sets)
+    heading = escape(title or f"{found.model}: {names}")
+    body = [
+        f"<h1>{heading}</h1>",
+        _summary(found),
+        "<h2>Where the images deviate</h2>",
+        _plots(found),
+        *(_unusual(some, classes, several=len(found.sets) > 1) for some in found.sets),
+        "<h2>Answers before and after</h2>",
+        *(_answers(some, classes, several=len(found.sets) > 1) for some in found.sets),
+        "<h2>What calibration decided</h2>",
+        _decision(found),
+        "<h2>Cost on this machine</h2>",
+        _cost(found),
+        f"<footer>Made by trueup on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}.</footer>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><title>{heading}</title><style>{STYLE}</style></head>\n<body>'
+        + "\n".join(body)
+        + "</body></html>\n"
+    )
+
+
+def _summary(found: Findings) -> str:
+    parts = [_verdict(some, several=len(found.sets) > 1) for some in found.sets]
+    if len(found.sets) == 2 and all(some.snapshot is not None for some in found.sets):
+        parts.append(f"<p>{_comparison(*found.sets)}</p>")
+    return "".join(parts)
+
+
+def _verdict(some: SetFindings, *, several: bool) -> str:
+    tiles = [("images", str(some.images), "")]
+    sentence = "These targets cannot tell how unusual an image is: the model has no norms."
+    if (seen := some.snapshot) is not None:
+        share = seen.unusual
+        bad = share.low > seen.unusual_at
+        tiles.append(
+            (
+                f"unusual (p ≤ {seen.unusual_at:.2g}), {share.low:.1%} to {share.high:.1%}; clean images: "
+                f"{seen.unusual_at:.1%}",
+                f"{share.value:.1%}",
+                "bad" if bad else "good",
+            )
+        )
+        sentence = _drift_sentence(some, seen)
+    if some.answers is not None:
+        changed = int((some.answers[0] != some.answers[1]).sum())
+        tiles.append(("answers that the correction changes", f"{changed / some.images:.1%}", ""))
+    cells = "".join(f'<div class="tile"><b class="{style}">{value}</b>{escape(text)}</div>' for text, value, style in tiles)
+    name = f"<h2>{escape(some.name)}</h2>" if several else ""
+    return f'{name}<p>{sentence}</p><div class="tiles">{cells}</div>'
+
+
+def _drift_sentence(some: SetFindings, seen: Snapshot) -> str:
+    sure = seen.false_alarm_probability
+    if seen.drifted:
+        chance = f"{sure:.0e}" if sure > 1e-300 else "1e-300"
+        return (
+            f'<b class="bad">The images are not like those of calibration.</b> If they were, so clear a difference '
+            f"would have a probability of {chance} at most."
+        )
+    return (
+        f'<b class="good">No difference from the images of calibration was found.</b> If the {some.images} images were '
+        f"alike, a difference like this would have a probability of up to {min(1.0, sure):.2g}."
+    )
+
+
+def _comparison(a: SetFindings, b: SetFindings) -> str:
+    """A sentence on both sets: the difference of the shares of unusual images, with its standard error."""
+    assert a.snapshot is not None
+    assert b.snapshot is not None
+    mine, theirs = a.snapshot.unusual.value, b.snapshot.unusual.value
+    error = math.sqrt(mine * (1 - mine) / a.images + theirs * (1 - theirs) / b.images)
+    return (
+        f"The share of unusual images is {100 * (mine - theirs):+.1f} points in {escape(a.name)}, compared with "
+        f"{escape(b.name)} (standard error {100 * error:.1f})."
+    )
+
+
+def _plots(found: Findings) -> str:
+    figures = []
+    keys = _keys(found)
+    if found.sets[0].norms:
+        norms = found.sets[0].norms
+        clean = torch.stack([_quantiles(found.clean_evidence[name][:, None])[:, 0] for name in norms], dim=1)
+        bands = [_band("clean images", "clean", clean)]
+        bands += [_band(s.name, style, _quantiles(s.evidence)) for s, style in zip(found.sets, STYLES, strict=False)]
+        figures.append(
+            depth_plot(bands, norms, caption="Evidence at each norm", x="norm, from first to last", log=True)
+            + f"<figcaption>Evidence at each norm: squared distance from clean, in spreads. Line: the median image; band: "
+            f"80 % of the images.{keys}</figcaption>"
+        )
+    if found.sets[0].snapshot is not None:
+        series = [(s.name, style, _shares(s.p)) for s, style in zip(found.sets, STYLES, strict=False)]
+        figures.append(
+            histogram(series, edges=P_BINS, expected=0.1, caption="Histogram of p-values", x="p-value of an image")
+            + "<figcaption>How unusual images are: p is the share of clean images that look at least as unusual. Clean "
+            f"images have p-values spread evenly (dashed).{keys}</figcaption>"
+        )
+    if found.sets[0].activations:
+        sites = found.sets[0].activations
+        flat = torch.tensor([[0.1], [0.5], [0.9]]).expand(3, len(sites))
+        bands = [_band("clean images", "clean", flat)]
+        bands += [
+            _band(s.name, style, _quantiles(s.activation_rank)) for s, style in zip(found.sets, STYLES, strict=False)
+        ]
+        figures.append(
+            depth_plot(bands, sites, caption="Rank at each activation", x="activation, from first to last", top=1.0)
+            + "<figcaption>Rank of the images' distance from clean at each activation: 0.5 is ordinary, 1 is farther than "
+            f"any clean image.{keys}</figcaption>"
+        )
+    plots = "".join(f"<figure>{figure}</figure>" for figure in figures)
+    return f'<div class="plots">{plots}</div>{_site_table(found)}'
+
+
+def _keys(found: Findings) -> str:
+    shown = [("clean", "clean images"), *zip(STYLES, (s.name for s in found.sets), strict=False)]
+    spans = "".join(f'<span><i class="key {style}"></i>{escape(name)}</span>' for style, name in shown)
+    return f'<br><span class="keys">{spans}</span>'
+
+
+def _site_table(found: Findings) -> str:
+    head = "".join(f'<th class="n">{escape(s.name)}</th>' for s in found.sets)
+    rows = [
+        f"<tr><td>{escape(name)}</td><td>norm, evidence</td>"
+        + "".join(f'<td class="n">{_number(s.evidence[:, k].nanmedian())}</td>' for s in found.sets)
+        + "</tr>"
+        for k, name in enumerate(found.sets[0].norms)
+    ] + [
+        f"<tr><td>{escape(name)}</td><td>activation, rank</td>"
+        + "".join(f'<td class="n">{_number(s.activation_rank[:, k].nanmedian())}</td>' for s in found.sets)
+        + "</tr>"
+        for k, name in enumerate(found.sets[0].activations)
+    ]
+    table = f'<div class="scroll"><table><tr><th>site</th><th>median of</th>{head}</tr>{"".join(rows)}</table></div>'
+    return f"<details><summary>All {len(rows)} sites</summary>{table}</details>"
+
+
+def _unusual(some: SetFindings, classes: Sequence[str] | None, *, several: bool) -> str:
+    of = f": {escape(some.name)}" if several else ""
+    cards = "".join(_card(shown, classes) for shown in some.shown)
+    return (
+        f"<h2>Most unusual images{of}</h2>"
+        '<p class="soft">With the p-value, the norms at which the image deviates most (evidence; clean: about 1), and the '
+        f'answer before and after correction.</p><div class="images">{cards}</div>'
+    )
+
+
+def _card(shown: Shown, classes: Sequence[str] | None) -> str:
+    lines = [f"<b>image {shown.number + 1}</b>"]
+    if math.isfinite(shown.p):
+        lines.append(f"p = {shown.p:.2g}" if shown.p else "p = 0 (not finite)")
+    lines += [f"{escape(name)}: {_number(value)}" for name, value in shown.evidence.items()]
+    if shown.before is not None and shown.after is not None:
+        before, after = _class(shown.before, classes), _class(shown.after, classes)
+        lines.append(f"<b>{before} → {after}</b>" if before != after else f"{before}, unchanged")
+    picture = base64.b64encode(shown.png).decode()
+    return (
+        f'<div class="image"><img alt="image {shown.number + 1}" src="data:image/png;base64,{picture}">'
+        f"{'<br>'.join(lines)}</div>"
+    )
+
+
+def _answers(some: SetFindings, classes: Sequence[str] | None, *, several: bool) -> str:
+    of = f"Of {escape(some.name)}, " if several else ""
+    if some.answers is None:
+        return "<p>The model's outputs are not class scores, so answers were not compared.</p>"
+    before, after = some.answers
+    changed = before != after
+    count = int(changed.sum())
+    if not count:
+        return f"<p>{of or 'Of '}{some.images} images, none gets another answer.</p>"
+    pairs = Counter(zip(before[changed].tolist(), after[changed].tolist(), strict=True))
+    rows = "".join(
+        f'<tr><td>{_class(a, classes)}</td><td>{_class(b, classes)}</td><td class="n">{n}</td></tr>'
+        for (a, b), n in pairs.most_common(CHANGES_SHOWN)
+    )
+    more = f'<p class="soft">and {len(pairs) - CHANGES_SHOWN} other changes</p>' if len(pairs) > CHANGES_SHOWN else ""
+    start = f"{of}{count} of {some.images} images get another answer:"
+    return (
+        f'<p>{start}</p><div class="scroll"><table><tr><th>model</th><th>corrected</th><th class="n">images</th></tr>'
+        f"{rows}</table></div>{more}"
+    )
+
+
+def _decision(found: Findings) -> str:
+    decision, rule = found.targets.decision, found.rule
+    left_alone = isinstance(rule, Evidence) and not rule.changes
+    what = "The model is left as it is." if left_alone else f"{found.corrected_sites} sites are corrected."
+    parts = [f"<p>{what} Rule in force: <code>{escape(repr(rule))}</code></p>"]
+    if rule != found.targets.rule and found.targets.rule is not None:
+        parts.append("<p>This is not the rule that calibration chose.</p>")
+    said = "No setting was chosen." if decision is None else str(decision)
+    parts.append(f"<p>Calibrated on {found.targets.images} clean images:</p><pre>{escape(said)}</pre>")
+    if decision is not None and decision.trials:
+        head = "".join(
+            f'<th class="n">{text}</th>' for text in ("clean answers changed", "kept, mild", "kept, strong", "gain, points")
+        )
+        rows = "".join(
+            f"<tr><td>{'the model as it is' if not t.rule.changes else f'<code>{escape(repr(t.rule))}</code>'}</td>"
+            f'<td class="n">{t.share_changed:.1%}</td><td class="n">{t.kept[0] / t.images:.1%}</td>'
+            f'<td class="n">{t.kept[-1] / t.images:.1%}</td>'
+            f'<td class="n">{100 * t.mean_gain:.2f} ± {100 * t.error:.2f}</td></tr>'
+            for t in decision.trials
+        )
+        table = f'<div class="scroll"><table><tr><th>setting</th>{head}</tr>{rows}</table></div>'
+        parts.append(f"<details><summary>All {len(decision.trials)} settings that were tried</summary>{table}</details>")
+    return "".join(parts)
+
+
+def _cost(found: Findings) -> str:
+    cost = found.cost
+    rows = [("the model", cost.model), ("corrected", cost.corrected)]
+    if cost.reported is not None:
+        rows.append(("corrected, with a report for the monitor", cost.reported))
+    cells = "".join(
+        f'<tr><td>{name}</td><td class="n">{ms:.3g}</td><td class="n">{ms / cost.model:.2f}</td></tr>' for name, ms in rows
+    )
+    return (
+        f'<p class="soft">Milliseconds per image in batches of {cost.batch}, median of a few passes. '
+        f"{escape(cost.machine)}.</p>"
+        f'<div class="scroll"><table><tr><th></th><th class="n">ms per image</th><th class="n">times the model</th></tr>'
+        f"{cells}</table></div>"
+    )
+
+
+def _band(name: str, style: str, quantiles: Tensor) -> Band:
+    low, middle, high = quantiles.tolist()
+    return Band(name, style, low, middle, high)
+
+
+def _quantiles(values: Tensor) -> Tensor:
+    """Three quantiles of each column `(3, columns)`; values that are not finite count as the largest."""
+    finite = values.double()
+    finite = finite.nan_to_num(nan=1e6, posinf=1e6).clamp(max=1e6)
+    return torch.quantile(finite, torch.tensor(QUANTILES, dtype=torch.float64), dim=0)
+
+
+def _shares(p: Tensor) -> list[float]:
+    counts = torch.histc(p.float(), bins=len(P_BINS) - 1, min=0, max=1)
+    return (counts / max(1, len(p))).tolist()
+
+
+def _class(number: int, classes: Sequence[str] | None) -> str:
+    return escape(classes[number]) if classes is not None and 0 <= number < len(classes) else f"class {number}"
+
+
+def _number(value: Tensor | float) -> str:
+    value = float(value)
+    return f"{value:.3g}" if math.isfinite(value) else "not finite"
