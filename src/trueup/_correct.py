@@ -89,7 +89,8 @@ def correct(
     report: True makes the module return `(output, report)`, whatever the rule is: a dictionary of tensors with one row
         per image, which `trueup.Monitor` takes. "p" says how unusual the image is at the first norm (the share of clean
         images that are at least as unusual), "gate" how much of the correction it got, "evidence" how far it is from
-        clean at a few early norms, or with "all" at every norm. The report is part of the graph and exported with it.
+        clean at that norm or, with "all", which costs more, at every norm. The report is part of the graph and exported
+        with it.
     """
     if not isinstance(targets, Targets):
         raise TypeError(

@@ -81,7 +81,7 @@ class ImageReport(AtSite):
 def reading_of(
     targets: Targets, rule: Rule, report: Reported, sites: Sequence[Site], corrected: Collection[str]
 ) -> Reading | None:
-    """What `report` asks for among the model's `sites`: nothing, a few early norms, or all norms."""
+    """What `report` asks for among the model's `sites`: nothing, the first norm, or all norms."""
     if report is False:
         return None
     names = [site.name for site in sites]
@@ -112,7 +112,7 @@ def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> t
             f"report={report!r}: these targets hold {held}, so they cannot tell an unusual image; calibrate a model "
             f"with norms on {FEWEST} images or more"
         )
-    return tuple(name for name in known if report == "all" or name == known[0] or name in targets.gate)
+    return tuple(known if report == "all" else known[:1])
 
 
 def _fit(target: NormTarget, names: Tensor) -> Gate:

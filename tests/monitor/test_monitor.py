@@ -30,7 +30,7 @@ def calibrated():
     return model, trueup.calibrate(model, images(400).split(100), decide=False)
 
 
-def report(p, norms=3, gate=0.5, evidence=2.0):
+def report(p, norms=1, gate=0.5, evidence=2.0):
     p = torch.tensor(p)
     return {"p": p, "gate": torch.full_like(p, gate), "evidence": torch.full((len(p), norms), evidence)}
 
@@ -48,7 +48,7 @@ def test_a_snapshot_counts_what_the_reports_said(calibrated):
     assert (seen.images, seen.unusual_images, seen.not_finite, seen.compared, seen.changed) == (5, 3, 1, 2, 1)
     assert (seen.began, seen.ended) == (100.0, 160.0)
     assert seen.gate == pytest.approx((3 * 0.5 + 2) / 5)
-    assert list(seen.evidence.values()) == [2.0, 2.0, 2.0]
+    assert list(seen.evidence.values()) == [2.0]
     assert seen.p_sum == pytest.approx(1.53)
     wanted = {0.005: 1, 0.01: 1, 0.02: 1, 0.5: 1, 1.0: 1}
     assert dict(zip(P_EDGES, seen.histogram, strict=True)) == dict.fromkeys(P_EDGES, 0) | wanted
@@ -216,7 +216,7 @@ def test_memory_does_not_grow_with_the_images(calibrated):
     [
         (torch.zeros(3), TypeError, "expected the report that a corrected model returns"),
         ({"p": torch.zeros(2)}, TypeError, "with 'p', 'gate' and 'evidence'"),
-        (report([0.5], norms=7), ValueError, r"evidence \(images, 3\)"),
+        (report([0.5], norms=7), ValueError, r"evidence \(images, 1\)"),
     ],
 )
 def test_something_else_than_a_report_is_refused(calibrated, given, error, message):

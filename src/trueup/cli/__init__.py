@@ -16,6 +16,8 @@ try:
 except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}: pip install 'trueup[cli]'") from error
 
+from trueup.cli.report import report
+
 GROUP = "trueup.commands"
 
 app = typer.Typer(
@@ -40,6 +42,9 @@ def main() -> None:
 @app.callback()
 def _group() -> None:
     pass
+
+
+app.command()(report)
 
 
 @app.command("targets")

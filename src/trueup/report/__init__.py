@@ -1,8 +1,8 @@
 """A report that people open: one HTML file on what a model's images look like and what trueup does with them.
 
-    from trueup.report import write_report
-    write_report("report.html", model, targets, images)
-    write_report("report.html", model, targets, this_week, against=last_week)
+from trueup.report import write_report
+write_report("report.html", model, targets, images)
+write_report("report.html", model, targets, this_week, against=last_week)
 """
 
 from trueup.report.findings import Findings, SetFindings, find

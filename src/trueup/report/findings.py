@@ -105,7 +105,7 @@ def find(
     given = [images] if against is None else [images, against]
     sets, first = [], None
     for name, some in zip(names, given, strict=False):
-        batches = some.split(batch) if isinstance(some, Tensor) else some
+        batches = torch.split(some, batch) if isinstance(some, Tensor) else some
         looked = _look(name, networks, images_of(batches, device), most_unusual)
         sets.append(looked[0])
         first = looked[1] if first is None else first
@@ -162,8 +162,8 @@ def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) 
     for _, number, image in kept:
         own = {n: float(e) for n, e in zip(shifts[0].norms, evidence[number], strict=True)}
         top = dict(sorted(own.items(), key=lambda item: -item[1])[:3])
-        pair = (None, None) if both is None else (int(both[0][number]), int(both[1][number]))
-        shown.append(Shown(number, float(p[number]), thumbnail(image, _range(first)), top, *pair))
+        said = (None, None) if both is None else (int(both[0][number]), int(both[1][number]))
+        shown.append(Shown(number, float(p[number]), thumbnail(image, _range(first)), top, *said))
     return SetFindings(
         name,
         seen,
@@ -207,7 +207,7 @@ def _cost(networks: _Networks, batch: Tensor) -> Cost:
         works["reported"] = networks.reporting
     seconds: dict[str, list[float]] = {name: [] for name in works}
     began = time.perf_counter()
-    while not seconds["model"] or (len(seconds["model"]) < 15 and time.perf_counter() - began < 3):
+    while not seconds["model"] or (len(seconds["model"]) < 15 and time.perf_counter() - began < 1):
         for name, network in works.items():
             seconds[name].append(_timed(lambda network=network: network(batch.clone()), batch.device))  # type: ignore[misc]
     ms = {name: 1000 * statistics.median(some) / len(batch) for name, some in seconds.items()}

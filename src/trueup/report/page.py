@@ -64,10 +64,10 @@ def _verdict(some: SetFindings, *, several: bool) -> str:
     if (seen := some.snapshot) is not None:
         share = seen.unusual
         bad = share.low > seen.unusual_at
+        bounds = f"{share.low:.1%} to {share.high:.1%}; clean images: {seen.unusual_at:.1%}"
         tiles.append(
             (
-                f"unusual (p ≤ {seen.unusual_at:.2g}), {share.low:.1%} to {share.high:.1%}; clean images: "
-                f"{seen.unusual_at:.1%}",
+                f"unusual (p ≤ {seen.unusual_at:.2g}), {bounds}",
                 f"{share.value:.1%}",
                 "bad" if bad else "good",
             )
@@ -76,7 +76,9 @@ def _verdict(some: SetFindings, *, several: bool) -> str:
     if some.answers is not None:
         changed = int((some.answers[0] != some.answers[1]).sum())
         tiles.append(("answers that the correction changes", f"{changed / some.images:.1%}", ""))
-    cells = "".join(f'<div class="tile"><b class="{style}">{value}</b>{escape(text)}</div>' for text, value, style in tiles)
+    cells = "".join(
+        f'<div class="tile"><b class="{style}">{value}</b>{escape(text)}</div>' for text, value, style in tiles
+    )
     name = f"<h2>{escape(some.name)}</h2>" if several else ""
     return f'{name}<p>{sentence}</p><div class="tiles">{cells}</div>'
 
@@ -117,8 +119,8 @@ def _plots(found: Findings) -> str:
         bands += [_band(s.name, style, _quantiles(s.evidence)) for s, style in zip(found.sets, STYLES, strict=False)]
         figures.append(
             depth_plot(bands, norms, caption="Evidence at each norm", x="norm, from first to last", log=True)
-            + f"<figcaption>Evidence at each norm: squared distance from clean, in spreads. Line: the median image; band: "
-            f"80 % of the images.{keys}</figcaption>"
+            + f"<figcaption>Evidence at each norm: squared distance from clean, in spreads. Line: median; band: 80 % "
+            f"of the images.{keys}</figcaption>"
         )
     if found.sets[0].snapshot is not None:
         series = [(s.name, style, _shares(s.p)) for s, style in zip(found.sets, STYLES, strict=False)]
@@ -136,8 +138,8 @@ def _plots(found: Findings) -> str:
         ]
         figures.append(
             depth_plot(bands, sites, caption="Rank at each activation", x="activation, from first to last", top=1.0)
-            + "<figcaption>Rank of the images' distance from clean at each activation: 0.5 is ordinary, 1 is farther than "
-            f"any clean image.{keys}</figcaption>"
+            + "<figcaption>Rank of the images' distance from clean at each activation: 0.5 is ordinary, 1 is farther "
+            f"than any clean image.{keys}</figcaption>"
         )
     plots = "".join(f"<figure>{figure}</figure>" for figure in figures)
     return f'<div class="plots">{plots}</div>{_site_table(found)}'
@@ -171,8 +173,8 @@ def _unusual(some: SetFindings, classes: Sequence[str] | None, *, several: bool)
     cards = "".join(_card(shown, classes) for shown in some.shown)
     return (
         f"<h2>Most unusual images{of}</h2>"
-        '<p class="soft">With the p-value, the norms at which the image deviates most (evidence; clean: about 1), and the '
-        f'answer before and after correction.</p><div class="images">{cards}</div>'
+        '<p class="soft">With the p-value, the norms at which the image deviates most (evidence; clean: about 1), and '
+        f'the answer before and after correction.</p><div class="images">{cards}</div>'
     )
 
 
@@ -224,7 +226,8 @@ def _decision(found: Findings) -> str:
     parts.append(f"<p>Calibrated on {found.targets.images} clean images:</p><pre>{escape(said)}</pre>")
     if decision is not None and decision.trials:
         head = "".join(
-            f'<th class="n">{text}</th>' for text in ("clean answers changed", "kept, mild", "kept, strong", "gain, points")
+            f'<th class="n">{text}</th>'
+            for text in ("clean answers changed", "kept, mild", "kept, strong", "gain, points")
         )
         rows = "".join(
             f"<tr><td>{'the model as it is' if not t.rule.changes else f'<code>{escape(repr(t.rule))}</code>'}</td>"
@@ -234,7 +237,9 @@ def _decision(found: Findings) -> str:
             for t in decision.trials
         )
         table = f'<div class="scroll"><table><tr><th>setting</th>{head}</tr>{rows}</table></div>'
-        parts.append(f"<details><summary>All {len(decision.trials)} settings that were tried</summary>{table}</details>")
+        parts.append(
+            f"<details><summary>All {len(decision.trials)} settings that were tried</summary>{table}</details>"
+        )
     return "".join(parts)
 
 
@@ -244,13 +249,14 @@ def _cost(found: Findings) -> str:
     if cost.reported is not None:
         rows.append(("corrected, with a report for the monitor", cost.reported))
     cells = "".join(
-        f'<tr><td>{name}</td><td class="n">{ms:.3g}</td><td class="n">{ms / cost.model:.2f}</td></tr>' for name, ms in rows
+        f'<tr><td>{name}</td><td class="n">{ms:.3g}</td><td class="n">{ms / cost.model:.2f}</td></tr>'
+        for name, ms in rows
     )
     return (
         f'<p class="soft">Milliseconds per image in batches of {cost.batch}, median of a few passes. '
         f"{escape(cost.machine)}.</p>"
-        f'<div class="scroll"><table><tr><th></th><th class="n">ms per image</th><th class="n">times the model</th></tr>'
-        f"{cells}</table></div>"
+        '<div class="scroll"><table><tr><th></th><th class="n">ms per image</th>'
+        f'<th class="n">times the model</th></tr>{cells}</table></div>'
     )
 
 

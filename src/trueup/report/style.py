@@ -21,11 +21,14 @@ p { margin: .5rem 0; }
 .plots { display: grid; gap: 1.25rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
 figure { margin: 0; min-width: 0; }
 figure svg { display: block; width: 100%; height: auto; max-width: 34rem; }
-.key { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .3em; vertical-align: -.05em; }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .3em;
+  vertical-align: -.05em; }
 .key.a { background: var(--a); } .key.b { background: var(--b); } .key.clean { background: var(--clean); }
-.keys span { margin-right: 1rem; white-space: nowrap; }
-svg .t { font: 11px system-ui, sans-serif; fill: var(--soft); } svg .e { text-anchor: end; } svg .m { text-anchor: middle; }
-svg .grid { stroke: var(--line); stroke-width: 1; } svg .dashed { stroke-dasharray: 4 3; fill: none; stroke-width: 1.5; }
+.keys span { margin-right: 1rem; }
+svg .t { font: 11px system-ui, sans-serif; fill: var(--soft); }
+svg .e { text-anchor: end; } svg .m { text-anchor: middle; }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .dashed { stroke-dasharray: 4 3; fill: none; stroke-width: 1.5; }
 svg .band { opacity: .18; stroke: none; } svg .line { fill: none; stroke-width: 1.75; stroke-linejoin: round; }
 svg .a { stroke: var(--a); } svg .b { stroke: var(--b); } svg .clean { stroke: var(--clean); }
 svg .a.band, svg .a.dot, svg .a.bar { fill: var(--a); stroke: none; }

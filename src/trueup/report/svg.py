@@ -53,7 +53,9 @@ def depth_plot(
         parts.append(f'<polyline class="{band.style} line" points="{_points(line)}"/>')
         for label, value, (a, b) in zip(labels, band.middle, line, strict=True):
             text = escape(f"{label}: {value:.3g} ({band.name})")
-            parts.append(f'<circle class="{band.style} dot" cx="{a:.1f}" cy="{b:.1f}" r="2.5"><title>{text}</title></circle>')
+            parts.append(
+                f'<circle class="{band.style} dot" cx="{a:.1f}" cy="{b:.1f}" r="2.5"><title>{text}</title></circle>'
+            )
     return _svg(parts, caption)
 
 
@@ -116,7 +118,7 @@ def _ticks(low: float, high: float, *, log: bool) -> list[float]:
     """Round numbers between the limits: about five.
 
     >>> _ticks(0, 1, log=False), _ticks(0.5, 30, log=True)
-    ([0.0, 0.25, 0.5, 0.75, 1.0], [0.5, 1, 2, 5, 10, 20])
+    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.5, 1, 2, 5, 10, 20])
     """
     if log:
         found = [m * 10.0**e for e in range(-6, 10) for m in (1, 2, 5) if low <= m * 10.0**e <= high]

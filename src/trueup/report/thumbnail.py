@@ -32,13 +32,15 @@ def thumbnail(image: Tensor, limits: tuple[Tensor, Tensor]) -> bytes:
 
 
 def png(pixels: Tensor) -> bytes:
-    """PNG of uint8 pixels `(1 or 3, height, width)`.
+    r"""PNG of uint8 pixels `(1 or 3, height, width)`.
 
     >>> png(torch.zeros(1, 2, 2, dtype=torch.uint8))[:4]
-    b'\\x89PNG'
+    b'\x89PNG'
     """
     channels, height, width = pixels.shape
-    rows = F.pad(pixels.permute(1, 2, 0).reshape(height, width * channels), (1, 0))  # each row begins with its filter: 0
+    rows = F.pad(
+        pixels.permute(1, 2, 0).reshape(height, width * channels), (1, 0)
+    )  # each row begins with its filter: 0
     header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
     body = zlib.compress(rows.numpy().tobytes(), 9)
     parts = [(b"IHDR", header), (b"IDAT", body), (b"IEND", b"")]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import typer
 
+from trueup.cli.loading import LOADERS
 from trueup_lab.cli.bench import bench
 from trueup_lab.cli.corrupted_sets import make_set, show
 from trueup_lab.cli.data import get
 from trueup_lab.cli.demo import show_demo
 from trueup_lab.cli.evaluate import evaluate
 from trueup_lab.cli.export import export
+from trueup_lab.cli.loading import load_by_name
 from trueup_lab.cli.reproduce import reproduce
 from trueup_lab.cli.train import train
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add the laboratory's subcommands to the command `trueup`, which finds this function as an entry point."""
+    if load_by_name not in LOADERS:
+        LOADERS.append(load_by_name)
     data = typer.Typer(help="Get, make and look at data sets.", no_args_is_help=True)
     data.command()(get)
     data.command("make")(make_set)

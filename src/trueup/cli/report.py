@@ -1,0 +1,58 @@
+"""`trueup report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:function that returns the model, or (model, preprocess); with the laboratory also a "
+            "model file or the name of a bundled model."
+        ),
+    ],
+    targets: Annotated[Path, typer.Argument(help="A file that Targets.save wrote.")],
+    images: Annotated[
+        Path, typer.Argument(help="A folder of images, or a .npy file of inputs as the model takes them.")
+    ],
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    against: Annotated[Path | None, typer.Option(help="A second set to compare with, such as last week's.")] = None,
+    classes: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Take only the first images of each set.", min=1)] = None,
+    batch: Annotated[int, typer.Option(help="Images per forward pass.", min=1)] = 32,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    title: Annotated[str | None, typer.Option(help="Heading of the report.")] = None,
+) -> None:
+    """Write one HTML file on how images differ from clean ones, and what the correction does with them."""
+    from trueup import Targets, TraceError
+    from trueup.cli.loading import load_model
+    from trueup.report import write_report
+    from trueup.report.images import read_images
+
+    try:
+        loaded = load_model(model)
+        sets = [images] if against is None else [images, against]
+        first, *others = (read_images(path, loaded.preprocess, batch=batch, limit=limit) for path in sets)
+        names = [path.name or str(path) for path in sets]
+        found = write_report(
+            out,
+            loaded.model.to(device),
+            Targets.load(targets),
+            first,
+            against=others[0] if others else None,
+            names=(names[0], names[1] if others else ""),
+            classes=None if classes is None else classes.read_text().splitlines(),
+            title=title,
+        )
+    except (ValueError, TypeError, OSError, ImportError, TraceError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    for some in found.sets:
+        verdict = "" if some.snapshot is None else f": {some.snapshot.unusual.value:.1%} unusual"
+        typer.echo(f"{some.name}: {some.images} images{verdict}")
+    typer.echo(f"{out}  {out.stat().st_size / 1e3:.0f} kB")

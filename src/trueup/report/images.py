@@ -1,0 +1,53 @@
+"""Images from a folder or an array file, in batches as a model takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+Preprocess = Callable[[Any], Tensor]
+"""From an image of Pillow to the tensor that the model takes, without the batch's dimension."""
+
+
+def read_images(
+    path: Path, preprocess: Preprocess | None, *, batch: int = 32, limit: int | None = None
+) -> Iterator[Tensor]:
+    """Yield batches of the images in a folder, in the order of their names; or of a .npy file of ready inputs.
+
+    `limit` takes the first images only. Image files need Pillow and a `preprocess`.
+    """
+    if path.is_file() and path.suffix == ".npy":
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        count = len(array) if limit is None else min(limit, len(array))
+        return (torch.tensor(np.array(array[k : min(k + batch, count)])) for k in range(0, count, batch))
+    if not path.is_dir():
+        raise ValueError(f"{path}: expected a folder of images, or a .npy file of ready inputs (images, ...)")
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)[:limit]
+    if not files:
+        raise ValueError(f"{path} holds no images; known suffixes: {', '.join(SUFFIXES)}")
+    if preprocess is None:
+        raise ValueError(
+            f"{path} holds image files, and this model does not say how it takes them: let the function of MODEL "
+            "return (model, preprocess), with preprocess(image) -> tensor; or give a .npy file of ready inputs"
+        )
+    return _batches(files, preprocess, batch)
+
+
+def _batches(files: list[Path], preprocess: Preprocess, batch: int) -> Iterator[Tensor]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("reading image files needs Pillow: pip install 'trueup[report]'") from error
+    for k in range(0, len(files), batch):
+        tensors = []
+        for file in files[k : k + batch]:
+            with Image.open(file) as image:
+                tensors.append(preprocess(image))
+        yield torch.stack(tensors)
