@@ -42,19 +42,24 @@ class ImageReport(AtSite):
         self.norms, self.clean_images = norms, len(gate.held)
         self.ungated = float(rule.changes) if isinstance(rule, Evidence) else 1.0
         tensors: dict[str, Tensor] = {**gate._asdict(), "floor": _five_rows(found[0].floor)}
-        for k, target in enumerate(found):
-            usual, floor = target.usual()
-            tensors |= {f"usual{k}": usual.float(), f"usual_floor{k}": floor.float()}
+        # Norms with equally many statistics are weighed together, side by side: their numbers, and their channels.
+        usual = [target.usual() for target in found]
+        rows = [len(floor) for _, floor in usual]
+        self.groups = [[k for k, own in enumerate(rows) if own == count] for count in sorted(set(rows))]
+        self.channels = [[usual[k][1].shape[1] for k in group] for group in self.groups]
+        for number, group in enumerate(self.groups):
+            side_by_side = (torch.cat([usual[k][part] for k in group], dim=-1).float() for part in (0, 1))
+            tensors |= dict(zip((f"usual{number}", f"usual_floor{number}"), side_by_side, strict=True))
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, *values: Tensor) -> dict[str, Tensor]:
         moments, gate = values[: len(self.norms)], values[len(self.norms) :]
-        distances = [self._evidence(k, found) for k, found in enumerate(moments)]
+        p = self._p_values(moments[0])
         return {
-            "p": self._p_values(moments[0]),
-            "gate": gate[0] if gate else torch.full_like(distances[0], self.ungated),
-            "evidence": torch.stack(distances, dim=1),
+            "p": p,
+            "gate": gate[0] if gate else torch.full_like(p, self.ungated),
+            "evidence": self._evidence(moments),
         }
 
     def _p_values(self, moments: Tensor) -> Tensor:
@@ -67,11 +72,17 @@ class ImageReport(AtSite):
         opened = kernels.gate_values([moments], [self.get_buffer("floor")], gate, smallest, 1 / smallest, 0.0)
         return torch.where(opened < 1, torch.exp(opened * math.log(smallest)), 0.0)
 
-    def _evidence(self, k: int, moments: Tensor) -> Tensor:
-        usual, floor = self.get_buffer(f"usual{k}"), self.get_buffer(f"usual_floor{k}")
-        rows = [moments[:, :1], moments[:, 2:4]] if usual.shape[1] == 3 else [moments[:, :2]]
-        found = evidence.statistics(torch.cat(rows, dim=1).float(), floor)
-        return evidence.z_squared(found, usual).mean(dim=(1, 2))
+    def _evidence(self, moments: Sequence[Tensor]) -> Tensor:
+        """Mean evidence over channels and statistics at each norm `(batch, norms)`."""
+        found: dict[int, Tensor] = {}
+        for number, (group, channels) in enumerate(zip(self.groups, self.channels, strict=True)):
+            usual, floor = self.get_buffer(f"usual{number}"), self.get_buffer(f"usual_floor{number}")
+            together = torch.cat([moments[k] for k in group], dim=2).float()
+            if usual.shape[1] == 3:  # the mean, and the variances of both bands
+                together = torch.cat([together[:, :1], together[:, 2:4]], dim=1)
+            z2 = evidence.z_squared(evidence.statistics(together[:, : usual.shape[1]], floor), usual).mean(dim=1)
+            found |= {k: part.mean(dim=1) for k, part in zip(group, z2.split(channels, dim=1), strict=True)}
+        return torch.stack([found[k] for k in range(len(moments))], dim=1)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""

@@ -28,7 +28,8 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 BETS = ((1.0, 0.75), (1.0, 0.4), (0.2, 0.2), (0.03, 0.1))
 """Share s and exponent κ of each bet: all images a little unusual, all very, one in five, one in thirty."""
-CHUNK = 512  # images that are ranked together: one matrix of this size
+CHUNK = 4096  # images whose bets are settled together
+BLOCK = 64  # images that are compared with each other, all with all
 
 
 def gaps_of(p: Floats, clean: int) -> Counts:
@@ -107,15 +108,29 @@ class DriftTest:
 
     def _returns(self, gaps: Counts) -> Floats:
         """What each kind of bet pays per unit on each image: `(images, bets)`."""
-        earlier = np.tri(len(gaps), k=-1, dtype=bool)
-        beyond = np.concatenate([[0], np.cumsum(self.balls)])[gaps]
-        beyond = beyond + ((gaps[None, :] < gaps[:, None]) & earlier).sum(axis=1)
-        inside = self.balls[gaps] + ((gaps[None, :] == gaps[:, None]) & earlier).sum(axis=1)
+        beyond, inside = self._balls_before(gaps)
         total = len(self.balls) + self.images + np.arange(len(gaps))
         low, high = (beyond / total)[:, None], ((beyond + inside) / total)[:, None]
         share, power = np.array(BETS).T
         paid: Floats = 1 - share + share * (high**power - low**power) / (high - low)
         return paid
+
+    def _balls_before(self, gaps: Counts) -> tuple[Counts, Counts]:
+        """Balls in more unusual gaps, and in the image's own, when it comes: by blocks, then within each block."""
+        n, size = len(gaps), len(self.balls)
+        blocks = -(-n // BLOCK)
+        padded = np.concatenate([gaps, np.full(blocks * BLOCK - n, size)]).reshape(blocks, BLOCK)
+        places = padded + np.arange(blocks)[:, None] * (size + 1)
+        added = np.bincount(places.ravel(), minlength=blocks * (size + 1)).reshape(blocks, size + 1)[:, :size]
+        balls = self.balls + np.cumsum(added, axis=0) - added  # (blocks, gaps): before each block
+        below = np.cumsum(balls, axis=1) - balls
+        block = np.arange(n) // BLOCK
+        earlier = np.tri(BLOCK, k=-1, dtype=bool)
+        less, same = (
+            (compare(padded[:, None, :], padded[:, :, None]) & earlier).sum(axis=2).ravel()[:n]
+            for compare in (np.less, np.equal)
+        )
+        return below[block, gaps] + less, balls[block, gaps] + same
 
     def _leaders(self, placed: Floats, won: Floats, times: Floats) -> tuple[Floats, Floats, Floats]:
         """Capital of the best starting time at the end, the start of the best bet per image, and of each at the end."""

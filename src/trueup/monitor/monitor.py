@@ -27,7 +27,8 @@ from trueup.rules import Evidence
 from trueup.targets import Targets
 
 FORMAT, VERSION = "trueup monitor", 1
-FOLD = 512  # images, or batches, that are kept before they are counted: counting them together is cheaper
+FOLD = 2048  # images that are kept before they are counted, together because that is cheaper ...
+FOLD_BATCHES = 512  # ... or batches
 
 
 class Monitor:
@@ -40,7 +41,7 @@ class Monitor:
         print(monitor.snapshot())
 
     It reads the report of the forward pass that answers; there is no second pass. `update` only keeps a few numbers per
-    image, on the device where they are; they are counted when there are 512 of them, or when someone looks.
+    image, on the device where they are; they are counted when there are many of them, or when someone looks.
 
     source: a module that `trueup.correct(..., report=True)` made; or targets, for a model that was exported.
     unusual: p-value up to which an image counts as unusual. Of clean images, about this share does.
@@ -100,7 +101,7 @@ class Monitor:
         with self._lock:
             self._pending.append(batch)
             self._waiting += len(batch.values)
-            if max(self._waiting, len(self._pending)) >= FOLD:
+            if self._waiting >= FOLD or len(self._pending) >= FOLD_BATCHES:
                 self._fold()
 
     def snapshot(self) -> Snapshot:
@@ -185,7 +186,9 @@ class Monitor:
         if not self._pending:
             return
         batches, self._pending, self._waiting = self._pending, [], 0
-        values = torch.cat([batch.values.cpu() for batch in batches]).double().numpy()
+        kept = [batch.values for batch in batches]
+        together = torch.cat(kept if len({part.device for part in kept}) == 1 else [part.cpu() for part in kept])
+        values = together.cpu().double().numpy()
         if not len(values):
             return
         p, gate, evidence = values[:, 0], values[:, 1], values[:, 2:]
