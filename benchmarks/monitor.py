@@ -4,9 +4,9 @@
     python benchmarks/monitor.py --device cuda --out results/monitor_h200.csv
 
 All pieces of work take turns, and a cost is the median over turns of the difference to the corrected model without a
-report in the same turn. `update` includes its share of the counting, which happens every 2048 images or 512 batches. On a CPU, times
-are of one thread and count only while it runs, so that other work on the machine does not matter much. Weights and
-images are random: they do not change the time. Rows of the same case are replaced.
+report in the same turn. `update` includes its share of the counting, which happens every 2048 images or 512 batches. On
+a CPU, times are of one thread and count only while it runs, so that other work on the machine does not matter much.
+Weights and images are random: they do not change the time. Rows of the same case are replaced.
 """
 
 from __future__ import annotations

@@ -110,7 +110,9 @@ def test_copies_pickles_and_exports_report_alike(rule):
     model, targets = calibrated("resnet")
     robust, x = trueup.correct(model, targets, RULES[rule], report=True), images(4, seed=8)
     output, wanted = robust(x)
-    exported = torch.export.export(robust, (x,)).module()
+    any_batch = ({0: torch.export.Dim("images", min=2, max=64)},)
+    exported = torch.export.export(robust, (x,), dynamic_shapes=any_batch).module()
+    assert exported(images(7))[1]["p"].shape == (7,)
     for other in (copy.deepcopy(robust), pickle.loads(pickle.dumps(robust)), exported):
         again, found = other(x)
         torch.testing.assert_close(again, output)

@@ -81,7 +81,7 @@ class ImageReport(AtSite):
             if usual.shape[1] == 3:  # the mean, and the variances of both bands
                 together = torch.cat([together[:, :1], together[:, 2:4]], dim=1)
             z2 = evidence.z_squared(evidence.statistics(together[:, : usual.shape[1]], floor), usual).mean(dim=1)
-            found |= {k: part.mean(dim=1) for k, part in zip(group, z2.split(channels, dim=1), strict=True)}
+            found |= {k: part.mean(dim=1) for k, part in zip(group, torch.split(z2, channels, dim=1), strict=True)}
         return torch.stack([found[k] for k in range(len(moments))], dim=1)
 
     def extra_repr(self) -> str:
