@@ -24,16 +24,24 @@ def test_an_empty_loader(loader):
         (torch.zeros(2, 1, 32, 32), ValueError, r"Sequential does not take images of shape \(2, 1, 32, 32\)"),
         (torch.zeros(2, 3, 9, 9), ValueError, r"does not take images of shape \(2, 3, 9, 9\)"),
         (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), ValueError, "uint8; convert integer images to floating point"),
-        ({"image": torch.zeros(2, 3, 32, 32)}, TypeError, r"batch 0 of the loader is a dict.*batch\['image'\]"),
+        ({"image": torch.zeros(2, 3, 32, 32)}, ValueError, r"does not take.*'image'.*lambda batch: batch\['image'\]"),
+        (torch.tensor([3, 1, 4]), TypeError, r"batch 0 of the loader is of shape \(3,\).*look like labels"),
+        (torch.zeros(3, 32, 32), ValueError, r"a single image needs a batch dimension: image\[None\]"),
         ("cat.png", TypeError, "batch 0 of the loader is a str"),
         ((), TypeError, "batch 0 of the loader is a tuple"),
         (torch.full((2, 3, 32, 32), torch.nan), ValueError, "batch 0 of the loader contains NaN"),
     ],
-    ids=["channels", "size", "integers", "dict", "text", "empty tuple", "NaN"],
+    ids=["channels", "size", "integers", "dict", "labels", "one image", "text", "empty tuple", "NaN"],
 )
 def test_a_batch_that_the_model_cannot_take(batch, error, message):
     with pytest.raises(error, match=message):
         trueup.calibrate(make("vgg"), [batch], decide=False)
+
+
+def test_one_image_that_a_convolution_takes_is_noticed():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())  # takes (channels, height, width) as well
+    with pytest.raises(ValueError, match=r"not one of the 3 rows alone.*give a batch: image\[None\]"):
+        trueup.calibrate(model, [images(1)[0]], decide=False)
 
 
 def test_integer_images_go_to_a_model_that_takes_them():
@@ -62,7 +70,7 @@ def test_activations_that_overflow_in_calibration_are_named():
         trueup.calibrate(model, [images(2) * 1e10], decide=False)
 
 
-def test_norms_whose_first_dimension_is_not_the_batch_are_no_targets():
+def test_sites_whose_rows_are_not_images_are_left_and_listed():
     class First(nn.Module):
         def __init__(self):
             super().__init__()
@@ -71,8 +79,12 @@ def test_norms_whose_first_dimension_is_not_the_batch_are_no_targets():
         def forward(self, x):
             return self.norm(x.transpose(0, 1)).transpose(0, 1)
 
-    with pytest.raises(ValueError, match=r"at norm the first dimension is not the batch.*`select` other sites"):
+    with pytest.raises(ValueError, match=r"has no site.*left alone, because their rows are not images: norm"):
         trueup.calibrate(First(), [torch.randn(5, 7, 4)], decide=False)
+    targets = trueup.calibrate(nn.Sequential(nn.ReLU(), First()), [torch.randn(5, 7, 4)], decide=False)
+    assert list(targets.activations) == ["0"]
+    assert not targets.norms
+    assert "Left alone, because their rows are not images: 1.norm." in str(targets)
 
 
 def test_norms_that_only_the_gate_reads_must_not_overflow_either():
@@ -88,15 +100,6 @@ def test_norms_that_only_the_gate_reads_must_not_overflow_either():
     model, late = Branches(), lambda site: site.name != "early"
     with pytest.raises(ValueError, match="site 'early' overflow"):
         trueup.calibrate(model, [images(4)], select=late, decide=False)
-
-
-def test_a_site_whose_first_dimension_is_not_the_batch_is_named():
-    class Windows(nn.Module):
-        def forward(self, x):
-            return torch.relu(x.reshape(x.shape[0] * 4, 3, 16, 16)).reshape(x.shape)
-
-    with pytest.raises(ValueError, match=r"'relu' of Windows has 8 rows for 2 images.*select="):
-        trueup.calibrate(Windows(), [images(2)], decide=False)
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
@@ -147,6 +150,16 @@ def test_images_and_targets_go_to_the_models_device():
             TypeError,
             "give the model that it was made",
         ),
+        (lambda m, t: trueup.calibrate([images(2)], m), TypeError, r"the model is a list.*calibrate\(model, loader\)"),
+        (lambda m, t: trueup.calibrate(m, m), TypeError, "the loader is a Sequential.*the model comes first"),
+        (lambda m, t: trueup.correct(t, m), TypeError, "expected Targets, got Sequential"),
+        (lambda m, t: trueup.measure(m, images(2), t), TypeError, "measure: expected Targets, got Tensor"),
+        (lambda m, t: trueup.choose(m, [images(2)], t), TypeError, "choose: expected Targets, got list"),
+        (lambda m, t: trueup.correct(m, t, PAPER, select=["1"]), TypeError, r"select=\['1'\]: expected a predicate"),
+        (lambda m, t: trueup.sites(m, select=["1"]), TypeError, "expected a predicate on a Site"),
+        (lambda m, t: trueup.calibrate(m, [images(2)], resolution="high"), TypeError, "resolution='high'.*number of"),
+        (lambda m, t: trueup.calibrate(m, [images(2)], images=0), ValueError, "images=0: expected a number of images"),
+        (lambda m, t: trueup.calibrate(m, [images(2)], transform=3), TypeError, "transform=3: expected a function"),
         (lambda m, t: trueup.sites(m, activations=nn.Mish), TypeError, "expected a tuple"),
         (lambda m, t: trueup.sites(m, activation=(nn.Mish,)), TypeError, "unexpected keyword argument 'activation'"),
         (lambda m, t: trueup.calibrate(m, [images(2)], resolution=1, decide=False), ValueError, "at least two levels"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from trueup.graph import tensors_in
 
 Answer = Callable[[Any], Tensor]
 
@@ -15,9 +16,10 @@ Answer = Callable[[Any], Tensor]
 def most_likely(output: Any) -> Tensor:
     """Most likely class `(batch, ...)` in a model's output: scores `(batch, classes, ...)`.
 
-    If the output is a tuple or a dictionary, its first floating-point tensor with two dimensions or more counts.
+    If the output is a tuple, a dictionary or a dataclass, its first floating-point tensor with two dimensions or more
+    counts.
     """
-    scores = next((leaf for leaf in tree_leaves(output) if _are_scores(leaf)), None)
+    scores = next((leaf for leaf in tensors_in(output) if _are_scores(leaf)), None)
     if scores is None:
         what = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(
@@ -44,7 +46,7 @@ def relative_change(before: Any, after: Any) -> Tensor:
     >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]]))
     tensor([0.2000], dtype=torch.float64)
     """
-    pairs = list(zip(tree_leaves(before), tree_leaves(after), strict=True))
+    pairs = list(zip(tensors_in(before), tensors_in(after), strict=True))
     both = [(a, b) for a, b in pairs if _are_scores(a) and isinstance(b, Tensor) and a.shape == b.shape]
     if not both:
         images = next((len(a) for a, _ in pairs if isinstance(a, Tensor) and a.dim()), 0)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, distributed, nn
 
 from trueup._answers import Answer, most_likely
-from trueup._loading import images_of
+from trueup._loading import Transform, inputs_of
 from trueup._ranks import gathered
 from trueup.decide import ImageSample
 from trueup.decide import decide as decide_setting
-from trueup.graph import Activation, Probe, Select, Site, trace
+from trueup.graph import Activation, Inputs, Probe, Select, Site, check_select, examine, trace
 from trueup.rules import Method
 from trueup.rules.evidence import GATE_DEPTH
-from trueup.targets import Accumulator, Fingerprint, Targets
+from trueup.targets import Accumulator, Decision, Fingerprint, Targets
 from trueup.targets.accumulate import Measured
 
 RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
@@ -32,6 +34,8 @@ def calibrate(
     model: nn.Module,
     loader: Iterable[Any],
     *,
+    transform: Transform | None = None,
+    images: int | None = None,
     resolution: int | None = RESOLUTION,
     method: Method = "auto",
     decide: bool = True,
@@ -57,8 +61,12 @@ def calibrate(
     targets of two parts of a data set add up to those of the whole (a decision pools the trials of both). Where
     `torch.distributed` is initialised, call it on every rank: each gets the targets of all ranks' images.
 
-    loader: yields batches of images as the model takes them, alone or first in a tuple or list, as a DataLoader does.
-        They are moved to the model's device.
+    loader: yields batches as a DataLoader does: images as the model takes them, alone or first in a tuple or list; or a
+        dictionary of the model's inputs by name (labels are left out); or a list of images of different sizes. A model
+        of two required inputs takes the first two entries. They are moved to the model's device.
+    transform: turns a batch into the model's arguments, if they are something else: a tensor, a tuple of positional or
+        a dictionary of keyword arguments.
+    images: use only the first so many images.
     resolution: quantile levels kept per activation site; None keeps every order statistic.
     method: "sort" takes exact quantiles. "auto" and "histogram" read them from a histogram where a row is longer than
         `resolution`, in a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its largest
@@ -75,18 +83,33 @@ def calibrate(
         raise ValueError(f"calibrate(max_changed={max_changed!r}): expected a share of answers, above 0 and at most 1")
     if method not in get_args(Method):
         raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Method))}")
+    if resolution is not None and (isinstance(resolution, bool) or not isinstance(resolution, int)):
+        raise TypeError(
+            f"calibrate(resolution={resolution!r}): expected a number of quantile levels, 2 or more, or None"
+        )
+    check_select(select)
     traced = trace(model, activations=activations, leaves=leaves, own_buffers=True)
+    fingerprint = Fingerprint.of(traced.model)  # now: a model may count its calls in a buffer
+    batches = inputs_of(loader, model, transform=transform, images=images)
+    first = next(batches, None)
+    if first is not None:
+        traced = examine(traced, first)
+    # A rank without images, or whose first ones were unlike the others', does as the first rank with some.
+    seen = [sites for sites in gathered(None if first is None else traced.sites) if sites is not None]
+    traced = traced.known(seen[0]) if seen else traced
     selected = [site.name for site in traced.sites if select is None or select(site)]
     if not selected:
+        left = f" (left alone, because their rows are not images: {', '.join(traced.sites.left)})"
         raise ValueError(
-            f"{type(traced.model).__name__} has no site: no activation function or norm was found in its forward pass, "
-            "or `select` chose none; name your own with activations=(MyActivation, my_function)"
+            f"{type(traced.model).__name__} has no site: no activation function or norm was found in its forward pass"
+            f"{left if traced.sites.left else ''}, or `select` chose none; name your own with "
+            "activations=(MyActivation, my_function)"
         )
     norms = [site.name for site in traced.sites if site.kind == "norm"]
     candidates = norms[: math.ceil(GATE_DEPTH * len(norms) - 1e-9)]
     probe = Probe(traced, lambda site: site.name in selected or site.name in candidates)
     sums = Accumulator(
-        Fingerprint.of(traced.model),
+        fingerprint,
         resolution=resolution,
         exact=method == "sort",
         selected=selected,
@@ -98,34 +121,35 @@ def calibrate(
             return sums.measure_activation(a)
         return sums.measure_norm(a if site.channel_dim == 1 else a.movedim(site.channel_dim, 1))
 
-    sample = ImageSample()
-    for number, images in enumerate(probe.checked(images_of(loader, probe.module.device))):
-        names = functools.cache(_start_naming(images, number))
-        sums.add(probe(images, look), names)
-        if decide:
-            sample.add(names(), images)
+    sample, alone = ImageSample(), True
+    for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
+        names = functools.cache(_start_naming(inputs, number))
+        sums.add(probe(inputs, look), names)
+        if decide and (alone := alone and inputs.images is not None):
+            assert inputs.images is not None
+            sample.add(names(), inputs.images)
     if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
-    if not (targets.activations or targets.norms):
-        raise ValueError(
-            f"calibrate: at {', '.join(selected)} the first dimension is not the batch, so images cannot be told apart "
-            "there; `select` other sites"
-        )
     groups = (targets.activations, targets.norms, targets.gate)
     for name, total in ((name, target.total) for group in groups for name, target in group.items()):
         if not torch.isfinite(total).all():
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
+    targets = replace(targets, sites=traced.sites)
     if not decide:
         return targets
-    targets = decide_setting(
-        traced,
-        targets,
-        sample,
-        answer=answer,
-        max_changed=max_changed,
-        select=select,
-        report=_progress(progress),
-    )
+    if all(gathered(alone)):
+        targets = decide_setting(
+            traced,
+            targets,
+            sample,
+            answer=answer,
+            max_changed=max_changed,
+            select=select,
+            report=_progress(progress),
+        )
+    else:
+        note = "its input is not one tensor of images, and only such inputs can be perturbed; pass a rule to correct"
+        targets = replace(targets, decision=Decision(max_changed=max_changed, note=note))
     if targets.decision is not None and targets.decision.chosen is None:
         warnings.warn(f"calibrate: {targets.decision}", stacklevel=2)
     return targets
@@ -149,12 +173,15 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
     return None if first is None else functools.reduce(operator.add, parts, first)
 
 
-def _start_naming(images: Tensor, number: int) -> Callable[[], Tensor]:
+def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
     """Start fetching what each image's name is made of; the returned function makes the names `(batch,)` int64.
 
     A name is a hash of the image's content: the same in any batch, order and process. Until the names are needed, the
     device works on.
     """
+    images = inputs.images
+    if images is None:
+        return lambda: _hashes([_content(inputs.part(k, k + 1), number) for k in range(len(inputs))])
     flat = images.reshape(len(images), -1)
     few = flat[:, :: max(1, flat.shape[1] // 4096)].contiguous()  # enough to tell photographs apart
     finite = torch.isfinite(images).all()
@@ -170,9 +197,23 @@ def _start_naming(images: Tensor, number: int) -> Callable[[], Tensor]:
         if arrived is not None:
             arrived.synchronize()
         if not finite:
-            raise ValueError(f"batch {number} of the loader contains NaN or infinity; clean data must be finite")
-        rows = few.cpu().view(torch.uint8).numpy()
-        digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
-        return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
+            raise ValueError(_NOT_FINITE.format(number))
+        return _hashes([row.tobytes() for row in few.cpu().view(torch.uint8).numpy()])
 
     return names
+
+
+_NOT_FINITE = "batch {} of the loader contains NaN or infinity; clean data must be finite"
+
+
+def _content(image: Inputs, number: int) -> bytes:
+    """Bytes of all tensors of one image."""
+    if not all(torch.isfinite(tensor).all() for tensor in image.tensors):
+        raise ValueError(_NOT_FINITE.format(number))
+    parts = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in image.tensors)
+    return b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts)
+
+
+def _hashes(contents: list[bytes]) -> Tensor:
+    digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
+    return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)

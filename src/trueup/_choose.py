@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from trueup._answers import Answer, agreement, most_likely
-from trueup._correct import build, check_model
-from trueup._loading import images_of
+from trueup._correct import build, check_model, check_targets
+from trueup._loading import Transform, inputs_of
 from trueup._ranks import gathered
-from trueup.graph import Activation, Select, device_of, trace
+from trueup.graph import Activation, Inputs, Select, check_select, trace
 from trueup.rules import Evidence
 from trueup.targets import Targets
 
@@ -28,6 +28,7 @@ def choose(
     max_changed: float = 0.005,
     rule: Evidence | None = None,
     *,
+    transform: Transform | None = None,
     answer: Answer = most_likely,
     select: Select | None = None,
     activations: tuple[Activation, ...] = (),
@@ -48,7 +49,8 @@ def choose(
 
     If the model answers per pixel, an image counts by its share of changed pixels: images are exchangeable, pixels are
     not. For outputs that are not class scores in dimension 1, `answer` returns what is compared for equality: a
-    tensor `(batch, ...)`. `select`, `activations` and `leaves` are as for `correct`.
+    tensor `(batch, ...)`. `loader` and `transform` are as for `calibrate`, `select`, `activations` and `leaves` as for
+    `correct`.
     """
     rule = Evidence() if rule is None else rule
     if not isinstance(rule, Evidence):
@@ -57,8 +59,10 @@ def choose(
         raise ValueError(
             f"choose(max_changed={max_changed!r}): expected a share of clean images, above 0 and at most 1"
         )
-    batches = images_of(loader, device_of(model))
-    traced = trace(model, activations=activations, leaves=leaves)
+    check_select(select)
+    check_targets("choose", targets)
+    traced = trace(model, activations=activations, leaves=leaves, known=targets.sites)
+    batches = inputs_of(loader, model, transform=transform)
     check_model(targets, traced.model)
     settings = [replace(rule, strength=dose * rule.strength, base=dose * rule.base) for dose in (0.0, *DOSES)]
     networks = [build(traced, targets, setting, select) for setting in settings]
@@ -75,17 +79,21 @@ def choose(
     return settings[doses_within(differs, max_changed)]
 
 
-def _changed(networks: Sequence[nn.Module], batches: Iterable[Tensor], answer: Answer) -> Tensor | None:
+def _changed(networks: Sequence[nn.Module], batches: Iterable[Inputs], answer: Answer) -> Tensor | None:
     """Share of each image's answer that differs from the first network's `(others, images)`; None without images."""
     parts = []
-    for number, images in enumerate(batches):
-        if not images.isfinite().all():
+    for number, inputs in enumerate(batches):
+        if not all(tensor.isfinite().all() for tensor in inputs.tensors):
             raise ValueError(f"batch {number} of the loader contains NaN or infinity; clean data must be finite")
         with torch.inference_mode():
-            own = answer(networks[0](images.clone()))
-            kept = [agreement(answer(other(images.clone())), own) for other in networks[1:]]
-            parts.append(1 - torch.stack(kept).cpu())
+            own, *others = (answer(_output(network, inputs)) for network in networks)
+            parts.append(1 - torch.stack([agreement(other, own) for other in others]).cpu())
     return torch.cat(parts, dim=1) if parts else None
+
+
+def _output(network: nn.Module, inputs: Inputs) -> Any:
+    copied = inputs.to(None, copy=True)
+    return network(*copied.args, **copied.kwargs)
 
 
 def doses_within(lost: Tensor, share: float) -> int:

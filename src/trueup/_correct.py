@@ -10,7 +10,7 @@ from torch import nn
 
 from trueup._placed import GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
-from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Sites, Trace, trace
+from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Trace, check_select, trace
 from trueup.rules import Correction, Evidence, Rule
 from trueup.targets import Fingerprint, Targets
 
@@ -49,7 +49,7 @@ class Corrected(Instrumented):
             report=reading_of(targets, rule, report, traced.sites, names),
         )
         self.rule = rule
-        self.sites = Sites(site for site in traced.sites if site.name in self.placed_at)
+        self.sites = traced.sites.of(site for site in traced.sites if site.name in self.placed_at)
         for part in (self.placed, self.readers, self.combine, self.report):
             if part is not None:
                 part.to(self.device)
@@ -58,7 +58,8 @@ class Corrected(Instrumented):
         of = {"norm": "norms", "activation": "activations"}
         counts = [f"{n} {of[kind]}" for kind in of if (n := sum(site.kind == kind for site in self.sites))]
         what = ", ".join(counts) or "no sites: it does what the model does"
-        return f"Corrected({type(self.model).__name__}, {self.rule}, {what})"
+        how = "" if self.sites.traced else ", untraced"
+        return f"Corrected({type(self.model).__name__}, {self.rule}, {what}{how})"
 
 
 def correct(
@@ -92,16 +93,14 @@ def correct(
         clean at that norm or, with "all", which costs more, at every norm. The report is part of the graph and exported
         with it.
     """
-    if not isinstance(targets, Targets):
-        raise TypeError(
-            f"correct: expected Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
-        )
+    check_targets("correct", targets)
+    check_select(select)
     if rule is not None and not isinstance(rule, Rule):
         raise TypeError(
             f"correct(rule={rule!r}): expected a rule, such as trueup.Evidence() or trueup.Correction(lambda1=0.5)"
         )
     with torch.inference_mode(False):  # tensors made in inference mode could not be used in training later
-        traced = trace(model, activations=activations, leaves=leaves)
+        traced = trace(model, activations=activations, leaves=leaves, known=targets.sites)
         check_model(targets, traced.model)
         return build(traced, targets, default_rule(traced, targets, select) if rule is None else rule, select, report)
 
@@ -143,6 +142,14 @@ def default_rule(traced: Trace, targets: Targets, select: Select | None) -> Rule
         stacklevel=3,
     )
     return rule
+
+
+def check_targets(verb: str, targets: object) -> None:
+    """Refuse what is no `Targets`."""
+    if not isinstance(targets, Targets):
+        raise TypeError(
+            f"{verb}: expected Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
+        )
 
 
 def check_model(targets: Targets, model: nn.Module) -> None:

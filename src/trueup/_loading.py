@@ -1,28 +1,142 @@
-"""Images from a loader."""
+"""A model's inputs from a loader's batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from trueup.graph import Inputs, device_of, is_list_of_images, unwrapped
+
+Transform = Callable[[Any], Any]
+"""Turns a batch into a model's arguments: one tensor, a tuple of positional or a dictionary of keyword arguments."""
+
+_LABELS = ("label", "labels", "target", "targets", "y")  # entries of a batch that are never a model's input by default
+_WAY_OUT = (
+    "say what the model takes with transform=lambda batch: ..., for example transform=lambda batch: batch['image']"
+)
+
+
+def inputs_of(
+    loader: Iterable[Any], model: nn.Module, *, transform: Transform | None = None, images: int | None = None
+) -> Iterator[Inputs]:
+    """Inputs of each batch, on the model's device, at most `images` images in all.
+
+    Without `transform`, a batch is a tensor; or a tuple or list that starts with the model's required inputs; or a
+    dictionary of inputs by their names; or a list of single images. Labels that follow are not used.
+    """
+    if isinstance(loader, Tensor):
+        raise TypeError("the loader is a tensor, which would be taken image by image; give [images]")
+    if isinstance(loader, nn.Module) or not isinstance(loader, Iterable):
+        raise TypeError(
+            f"the loader is a {type(loader).__name__}: expected a DataLoader, a list of batches, or another iterable "
+            "of batches; the model comes first, then the loader"
+        )
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform={transform!r}: expected a function of a batch; {_WAY_OUT}")
+    if images is not None and (isinstance(images, bool) or not isinstance(images, int) or images < 1):
+        raise ValueError(f"images={images!r}: expected a number of images, 1 or more, or None for all")
+    return _limited((_arguments(batch, number, model, transform) for number, batch in enumerate(loader)), model, images)
 
 
 def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:
-    """Images of each batch, on the device."""
-    if isinstance(loader, Tensor):
-        raise TypeError("the loader is a tensor, which would be taken image by image; give [images]")
-    return (
-        images.detach().to(device) for number, batch in enumerate(loader) if len(images := _images_in(batch, number))
-    )
+    """Images of each batch, alone or first in a tuple or list, on the device; for models that take one tensor."""
+    for number, batch in enumerate(loader):
+        images = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if not isinstance(images, Tensor) or images.dim() == 0:
+            raise TypeError(
+                f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
+                "list that starts with one"
+            )
+        if len(images):
+            yield images.detach().to(device)
 
 
-def _images_in(batch: Any, number: int) -> Tensor:
-    images = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if not isinstance(images, Tensor) or images.dim() == 0:
+def _limited(batches: Iterable[Inputs], model: nn.Module, images: int | None) -> Iterator[Inputs]:
+    left = images
+    for batch in batches:
+        found = batch if left is None or len(batch) <= left else batch.part(0, left)
+        if len(found):
+            yield found.to(device_of(model))
+        if left is not None and (left := left - len(found)) <= 0:
+            return
+
+
+def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform | None) -> Inputs:
+    inner = unwrapped(model)
+    signature = inspect.signature(inner.forward)
+    if transform is not None:
+        batch = transform(batch)
+        if isinstance(batch, Mapping):
+            inputs = Inputs((), dict(batch))
+        else:
+            inputs = Inputs(batch if isinstance(batch, tuple) else (batch,))
+    elif isinstance(batch, Mapping):
+        inputs = _by_name(batch, number, inner, signature)
+    elif isinstance(batch, tuple | list) and batch and not is_list_of_images(batch):
+        inputs = _by_place(batch, number, inner, signature)
+    else:
+        inputs = Inputs((batch,))
+    try:  # by place where possible, so that one batch has one form
+        bound = signature.bind(*inputs.args, **inputs.kwargs)
+        inputs = Inputs(bound.args, bound.kwargs)
+    except TypeError:
+        pass  # the model will say what is missing
+    _check(inputs, batch, number, transformed=transform is not None)
+    return inputs
+
+
+def _by_name(batch: Mapping[str, Any], number: int, model: nn.Module, signature: inspect.Signature) -> Inputs:
+    kinds = {p.kind for p in signature.parameters.values()}
+    entries = {key: value for key, value in batch.items() if key not in _LABELS}
+    unknown = [key for key in entries if key not in signature.parameters]
+    if len(unknown) == len(entries) and len(signature.parameters) == 1:
+        return Inputs((dict(batch),))  # a model that takes the dictionary itself
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
         raise TypeError(
-            f"batch {number} of the loader is a {type(batch).__name__}: neither a tensor of images nor a tuple or "
-            "list that starts with one; pick the images with a generator such as (batch['image'] for batch in loader)"
+            f"batch {number} of the loader has the entries {', '.join(map(repr, batch))}, but the forward pass of "
+            f"{type(model).__name__} takes {', '.join(signature.parameters)}, not {unknown[0]!r}; {_WAY_OUT}"
         )
-    return images
+    return Inputs((), entries)
+
+
+def _by_place(
+    batch: tuple[Any, ...] | list[Any], number: int, model: nn.Module, signature: inspect.Signature
+) -> Inputs:
+    if isinstance(batch[0], Mapping):
+        return _by_name(batch[0], number, model, signature)
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [p for p in signature.parameters.values() if p.kind in by_place]
+    wanted = max(1, sum(p.default is inspect.Parameter.empty for p in places))
+    if len(batch) < wanted:
+        raise TypeError(
+            f"batch {number} of the loader has {len(batch)} entries, but the forward pass of {type(model).__name__} "
+            f"takes {', '.join(p.name for p in places[:wanted])}; {_WAY_OUT}"
+        )
+    if len(batch) > wanted + 1 and number == 0:
+        warnings.warn(
+            f"of the {len(batch)} entries of a batch, the first {wanted} go to {type(model).__name__} and the others "
+            f"are not used; {_WAY_OUT}",
+            stacklevel=2,
+        )
+    return Inputs(tuple(batch[:wanted]))
+
+
+def _check(inputs: Inputs, batch: Any, number: int, *, transformed: bool) -> None:
+    what = (
+        f"transform returned, for batch {number} of the loader," if transformed else f"batch {number} of the loader is"
+    )
+    tensors = inputs.tensors
+    if not tensors or all(tensor.dim() == 0 for tensor in tensors):
+        raise TypeError(
+            f"{what} a {type(batch).__name__}: neither a tensor of images nor a tuple, list or dictionary with one; "
+            f"{_WAY_OUT}"
+        )
+    if all(tensor.dim() == 1 and not tensor.is_floating_point() for tensor in tensors):
+        raise TypeError(
+            f"{what} {inputs.describe().removeprefix('images ')}, which look like labels, not images; {_WAY_OUT}"
+        )

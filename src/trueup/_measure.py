@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trueup import functional
-from trueup._correct import check_model, check_sites
-from trueup.graph import Activation, Probe, Select, Site, trace
+from trueup._correct import check_model, check_sites, check_targets
+from trueup.graph import Activation, Inputs, Probe, Select, Site, check_select, trace
 from trueup.targets import Targets
 
 
@@ -57,7 +58,7 @@ class Shift:
 def measure(
     model: nn.Module,
     targets: Targets,
-    images: Tensor,
+    images: Tensor | tuple[Any, ...] | dict[str, Any],
     *,
     select: Select | None = None,
     activations: tuple[Activation, ...] = (),
@@ -68,6 +69,9 @@ def measure(
         shift = trueup.measure(model, targets, images)
         shift.image_rank      # per image: 0.5 is ordinary, above 0.99 is unusual
         print(shift)          # per site
+
+    images: a batch of images; or, for a model that takes something else, a tuple of positional or a dictionary of
+        keyword arguments.
 
     An image that contains NaN or infinity has the distance NaN or infinity wherever that has spread, and rank 1.
     `select`, `activations` and `leaves` are as for `trueup.sites`.
@@ -87,7 +91,9 @@ class Meter:
         activations: tuple[Activation, ...] = (),
         leaves: tuple[type[nn.Module], ...] = (),
     ) -> None:
-        traced = trace(model, activations=activations, leaves=leaves, own_buffers=True)
+        check_targets("measure", targets)
+        check_select(select)
+        traced = trace(model, activations=activations, leaves=leaves, own_buffers=True, known=targets.sites)
         check_model(targets, traced.model)
         selected = [site.name for site in traced.sites if select is None or select(site)]
         wanted = [*targets.activations, *targets.norms]
@@ -96,8 +102,8 @@ class Meter:
         self._probe = Probe(traced, lambda site: site.name in self._selected or site.name in targets.gate)
         self._clean = {name: target.clean_evidence().sort().values for name, target in targets.norms.items()}
 
-    def __call__(self, images: Tensor) -> Shift:
-        targets = self._targets
+    def __call__(self, images: Any) -> Shift:
+        targets, inputs = self._targets, Inputs.of_example(images)
         features: dict[str, Tensor] = {}
 
         def look(site: Site, a: Tensor) -> tuple[Tensor, Tensor] | Tensor | None:
@@ -114,21 +120,21 @@ class Meter:
             distance = functional.wasserstein(ordered, target.order_statistics(ordered.shape[1]).to(ordered))
             return distance.float().cpu(), target.rank(ordered)
 
-        seen = self._probe(images, look)
+        seen = self._probe(inputs, look)
         pairs = {name: pair for name, pair in seen.items() if isinstance(pair, tuple)}
         scores = {name: score for name, score in seen.items() if isinstance(score, Tensor)}
         ranks = [_rank(score, self._clean[name]) for name, score in scores.items()]
-        image_rank = torch.full((len(images),), torch.nan)
+        image_rank = torch.full((len(inputs),), torch.nan)
         if targets.gate:
             read = torch.cat([features[name] for name in targets.gate], dim=1)
             image_rank = (1 - targets.fitted_gate.p_values(read)).float()
         return Shift(
             activations=tuple(pairs),
-            distance=_columns([distance for distance, _ in pairs.values()], len(images)),
-            activation_rank=_columns([rank for _, rank in pairs.values()], len(images)),
+            distance=_columns([distance for distance, _ in pairs.values()], len(inputs)),
+            activation_rank=_columns([rank for _, rank in pairs.values()], len(inputs)),
             norms=tuple(scores),
-            evidence=_columns(list(scores.values()), len(images)),
-            norm_rank=_columns(ranks, len(images)),
+            evidence=_columns(list(scores.values()), len(inputs)),
+            norm_rank=_columns(ranks, len(inputs)),
             image_rank=image_rank,
         )
 

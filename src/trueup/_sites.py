@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import Any
 
-from trueup.graph import Activation, Probe, Select, Sites, trace
+from torch import nn
+
+from trueup.graph import Activation, Inputs, Select, Sites, check_select, examine, trace
 
 
 def sites(
     model: nn.Module,
-    example: Tensor | None = None,
+    example: Any = None,
     *,
     select: Select | None = None,
     activations: tuple[Activation, ...] = (),
@@ -27,19 +29,24 @@ def sites(
     A site is a place where an activation function (`kind` "activation", where `Correction` acts) or a norm ("norm",
     where `Evidence` acts) is applied.
 
-    example: a batch of images. The model is run once, which shows that it takes them and that every site's first
-        dimension is the batch; norms where it is not are left out.
+    example: a batch of images, or a tuple of positional or a dictionary of keyword arguments. The model is run on it,
+        which shows that it takes them, finds all sites of a model that cannot be traced, and leaves out sites whose
+        rows are not images.
     select: keep only the sites for which this predicate is true.
     activations: module classes and functions of your own that are activation functions, beside the known ones (the
         ReLU, ELU and GELU families). A function must be called by a global name. Their zeros count as "off". A class
         may instead declare itself with `trueup_site = True`, and a norm, with the channels in the second dimension,
         with `trueup_site = "norm"`.
-    leaves: module classes that are called as they are instead of being traced: the way out for control flow that
-        cannot be traced. Sites inside a leaf are left alone.
+    leaves: module classes that are called as they are. Sites inside a leaf are left alone.
+
+    A model that torch.fx cannot trace runs as it is, and its calls are watched: the sites have the same names and mean
+    the same. The table then says so, and why.
     """
+    check_select(select)
     traced = trace(model, activations=activations, leaves=leaves, own_buffers=example is not None)
-    found = Sites(site for site in traced.sites if select is None or select(site))
-    if example is None:
-        return found
-    seen = Probe(traced, lambda site: site in found)(example, lambda _site, _a: None)
-    return Sites(site for site in found if site.name in seen)
+    found = traced.sites if example is None else examine(traced, Inputs.of_example(example)).sites
+    why = found.why
+    if example is None and not found.traced:
+        why += "; calls of functions, and second calls of a module, are only found with an example="
+    some = (site for site in found if select is None or select(site))
+    return Sites(some, traced=found.traced, why=why, left=found.left)

@@ -158,7 +158,7 @@ def test_norms_are_known_by_their_layers_their_functions_and_their_own_word():
     assert not robust(3 * x + 1).equal(model(3 * x + 1))
 
 
-def test_a_norm_whose_first_dimension_is_not_the_batch_is_left_out():
+def test_a_norm_over_all_tokens_of_all_images_is_corrected_per_image():
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -170,7 +170,9 @@ def test_a_norm_whose_first_dimension_is_not_the_batch_is_left_out():
 
     targets = trueup.calibrate(Tokens().eval(), [images(3)], decide=False)
     assert list(targets.activations) == ["relu"]
-    assert list(targets.norms) == list(targets.gate) == ["bn"]
+    assert list(targets.norms) == ["bn", "tokens"]
+    assert targets.norms["tokens"].shape == (4, 900)
+    assert {site.name for site in targets.sites if site.folded} == {"tokens"}
 
 
 @pytest.mark.parametrize("name", architectures.ALL)
@@ -326,23 +328,24 @@ def test_sites_are_chosen_by_a_predicate():
     assert names(robust.sites) == robust.placed_at == ["layer1.0.relu", "layer1.1.relu"]
 
 
-def test_control_flow_is_refused_with_the_place_the_reason_and_the_way_out():
+def test_control_flow_is_followed_with_the_place_and_the_reason():
     model = architectures.branching()
-    with pytest.raises(
-        trueup.TraceError, match=r"in 2 \(Branching, .*architectures.py.*control flow.*leaves=\(Branching,\)"
-    ):
-        trueup.sites(model)
     model(images(2))  # lets the lazy layer see its shape
-    assert names(trueup.sites(model, leaves=(architectures.Branching,))) == ["1"]
+    assert names(trueup.sites(model, images())) == ["1", "2.relu"]
+    said = str(trueup.sites(model))
+    assert "untraced" in said
+    assert "2 (Branching" in said
+    assert "control flow" in said
+    assert names(trueup.sites(model, images(), leaves=(architectures.Branching,))) == ["1"]
     targets = trueup.calibrate(model, [images()], leaves=(architectures.Branching,), decide=False)
+    assert targets.sites.traced
     robust = trueup.correct(model, targets, trueup.Correction(), leaves=(architectures.Branching,))
     assert not robust(images()).equal(model(images()))
 
 
-def test_an_activation_that_cannot_be_reached_is_warned_about():
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True))
-    with pytest.warns(UserWarning, match="inside '2' .*cannot be reached"):
-        assert names(trueup.sites(model)) == ["1"]
+def test_modules_of_torch_that_tracing_does_not_enter_are_reached():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)).eval()
+    assert names(trueup.sites(model, torch.randn(2, 5, 8))) == ["1", "2.norm1", "2.relu", "2.norm2"]
 
 
 def test_a_clone_shares_tensors_and_nothing_else():

@@ -4,16 +4,20 @@ The only room that knows torch.fx.
 """
 
 from trueup.graph.activations import Activation
-from trueup.graph.clone import clone, device_of
+from trueup.graph.clone import clone, device_of, modules_of, unwrapped
+from trueup.graph.examine import examine
+from trueup.graph.folds import is_list_of_images
 from trueup.graph.fusion import batch_norm_of
+from trueup.graph.inputs import Inputs, tensors_in
 from trueup.graph.instrument import Instrumented, Reading
 from trueup.graph.probe import Probe
-from trueup.graph.site import KINDS, Kind, Select, Site, Sites
 from trueup.graph.trace import Trace, TraceError, trace
+from trueup.targets import KINDS, Kind, Select, Site, Sites, check_select
 
 __all__ = [
     "KINDS",
     "Activation",
+    "Inputs",
     "Instrumented",
     "Kind",
     "Probe",
@@ -24,7 +28,13 @@ __all__ = [
     "Trace",
     "TraceError",
     "batch_norm_of",
+    "check_select",
     "clone",
     "device_of",
+    "examine",
+    "is_list_of_images",
+    "modules_of",
+    "tensors_in",
     "trace",
+    "unwrapped",
 ]

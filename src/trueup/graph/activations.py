@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.graph.site import Kind
+from trueup.targets import Kind
 
 Activation = type[nn.Module] | Callable[..., Tensor]
 

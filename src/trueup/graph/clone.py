@@ -12,10 +12,10 @@ from torch import Tensor, nn
 def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     """New module objects around the same parameters and, unless `own_buffers`, the same buffers and other tensors.
 
-    The wrappers of torch.compile and of data-parallel training are removed.
+    The wrappers of torch.compile and of data-parallel training are removed; compiled parts inside run uncompiled.
     """
-    while inner := _wrapped(model):
-        model = inner
+    model = unwrapped(model)
+    check_model_kind(model)
     if getattr(model, "is_instrumented", False):
         raise TypeError("this module is a corrected model already; give the model that it was made from")
     memo: dict[int, Tensor] = {id(tensor): tensor for tensor in model.parameters()}
@@ -23,7 +23,49 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
         memo |= {id(tensor): tensor.detach().clone() for tensor in loose_tensors(model) if id(tensor) not in memo}
     else:
         memo |= {id(tensor): tensor for tensor in (*loose_tensors(model), *model.buffers())}
-    return copy.deepcopy(model, memo)
+    twin = copy.deepcopy(model, memo)
+    for module in modules_of(twin):
+        for name, child in module.named_children():
+            if (inner := _compiled(child)) is not None:
+                module._modules[name] = _Plain(inner)
+    return twin
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside the wrappers of torch.compile and of data-parallel training."""
+    while inner := _wrapped(model):
+        model = inner
+    return model
+
+
+def check_model_kind(model: object) -> None:
+    """Refuse what is no model, or none that can be followed, with the way out."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"the model is a {type(model).__name__}: expected a torch.nn.Module as the first argument, as in "
+            "calibrate(model, loader) and correct(model, targets)"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "the model is a TorchScript module, whose forward pass cannot be changed; give the Python module that it "
+            "was scripted or traced from (its weights load with load_state_dict), and script the corrected one"
+        )
+    if any(base.__name__ == "FSDPModule" for base in type(model).__mro__):
+        raise TypeError(
+            "the model is sharded by fully_shard, and its weights cannot be shared with a corrected one; calibrate and "
+            "correct the model first, before fully_shard"
+        )
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(
+            "the model has tensors on the meta device, which hold no values; load its weights first, for example with "
+            "model.to_empty(device='cpu') and load_state_dict"
+        )
+
+    if len(devices := {tensor.device for tensor in model.parameters()}) > 1:
+        raise ValueError(
+            f"the model's parameters lie on several devices ({', '.join(sorted(map(str, devices)))}); move it to one, "
+            "as in model.to('cuda:0')"
+        )
 
 
 def device_of(model: nn.Module) -> torch.device | None:
@@ -31,15 +73,44 @@ def device_of(model: nn.Module) -> torch.device | None:
     return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """All modules of a model, also if it has an attribute of its own that is called `modules`."""
+    return [module for _, module in nn.Module.named_modules(model)]
+
+
 def loose_tensors(model: nn.Module) -> list[Tensor]:
     """Tensors that are plain attributes, such as the weights that weight norm computes: they cannot be copied."""
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return [value for module in modules_of(model) for value in vars(module).values() if isinstance(value, Tensor)]
 
 
 def _wrapped(model: nn.Module) -> nn.Module | None:
     """The model inside the wrapper of torch.compile or of data-parallel training."""
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner: Any = model.module
-    else:
-        inner = getattr(model, "_orig_mod", None)
+        inner: nn.Module = model.module
+        return inner
+    return _compiled(model)
+
+
+def _compiled(module: object) -> nn.Module | None:
+    """The module inside a wrapper of torch.compile."""
+    inner: Any = None if isinstance(module, _Plain) else getattr(module, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else None
+
+
+class _Plain(nn.Module):
+    """Stands where a compiled part of a model was: the same names, and nothing compiled."""
+
+    _orig_mod: nn.Module
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_mod"), name)

@@ -1,4 +1,7 @@
-"""A model with modules placed at its sites: plain Python again, which compiles and exports."""
+"""A model with modules placed at its sites: plain Python again, which compiles and exports.
+
+A traced model becomes a new forward pass with the modules in it; any other runs as it is, and is watched.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from trueup.graph.clone import device_of, loose_tensors
+from trueup.graph.clone import clone, device_of, loose_tensors, modules_of
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
-from trueup.graph.rewire import call_before_output, combine_values, defer_norm, insert_after, read_values, replace_chain
-from trueup.graph.site import Site
-from trueup.graph.trace import Place, Trace, retrace
+from trueup.graph.rewire import (
+    call_before_output,
+    combine_values,
+    defer_norm,
+    insert_after,
+    insert_batch,
+    insert_unfolded,
+    read_values,
+    replace_chain,
+)
+from trueup.graph.trace import Place, Trace, differ_from, fixed_inputs, retrace
+from trueup.graph.watch import Watch, unwatch
+from trueup.graph.watched_pass import watched_pass
+from trueup.targets import Site
 
 
 class Reading(NamedTuple):
@@ -33,12 +47,13 @@ class Reading(NamedTuple):
 
 
 class Instrumented(nn.Module):
-    """A module like the traced model, in which the value at each site passes through `place(site)`, unless it is None.
+    """A module like the model, in which the value at each site passes through `place(site)`, unless it is None.
 
     It shares the model's tensors but not its module objects, so neither can change the other's mode or structure, and
     has the model's `state_dict`, name by name. It starts in evaluation mode; in training mode it does what the model
     does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on modules that contain
-    others do not run.
+    others do not run if the model was traced. An optional input at another value than the traced default makes this
+    call a watched one.
 
     A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add" and "relu". It is then called
     with the input of that chain and `norm=` (the module), `residual=`, `order=` and `relu=`. This happens only where
@@ -51,6 +66,8 @@ class Instrumented(nn.Module):
     With a `report`, a second reading, the module returns `(output, value)`. Its `combine` gets the results of its own
     readers and then, if there is a `reading`, that one's value; a site that both read is read once. In training mode
     the value is None.
+
+    The value at a folded site is shown with all rows of an image side by side, the channels last.
     """
 
     is_instrumented = True
@@ -65,15 +82,15 @@ class Instrumented(nn.Module):
     ) -> None:
         super().__init__()
         self.model = trace.model
-        self._activations, self._leaves = trace.activations, trace.leaves
+        self._activations, self._leaves, self._known = trace.activations, trace.leaves, trace.sites
         self._read_sites = [] if reading is None else list(reading.sites)
         self._reported_sites = [] if report is None else list(report.sites)
         self.combine = None if reading is None else reading.combine
         self.report = None if report is None else report.combine
         self.readers = nn.ModuleList()
-        before = self._before_last_read(trace.places)
+        before = self._before_last_read
         by_name = {site.name: site for site in trace.sites}
-        for name in self._all_read(trace.places):
+        for name in self._all_read:
             reads = reading if reading is not None and name in self._read_sites else report
             assert reads is not None
             self.readers.append(reads.reader(by_name[name]))
@@ -87,16 +104,17 @@ class Instrumented(nn.Module):
         self.register_state_dict_post_hook(_strip_prefix)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
         self.eval()
-        self._build(*trace.copy())
+        self._build(trace)
 
     @property
     def device(self) -> torch.device | None:
         """Device of the model."""
         return device_of(self.model)
 
-    def _all_read(self, places: list[Place]) -> list[str]:
+    @property
+    def _all_read(self) -> list[str]:
         """Names of all sites that are read, in the order of the readers."""
-        names = [place.site.name for place in places]
+        names = [site.name for site in self._known]
         read = list(dict.fromkeys([*self._read_sites, *self._reported_sites]))
         if missing := [name for name in read if name not in names]:
             raise ValueError(
@@ -105,34 +123,76 @@ class Instrumented(nn.Module):
             )
         return read
 
-    def _before_last_read(self, places: list[Place]) -> list[str]:
+    @property
+    def _before_last_read(self) -> list[str]:
         """Names of the sites before the last one that the first reading reads."""
-        names = [place.site.name for place in places]
-        self._all_read(places)
+        names = [site.name for site in self._known]
         return names[: max((names.index(name) for name in self._read_sites), default=0)]
 
-    def _build(self, graph: fx.Graph, places: list[Place]) -> None:
-        """Turn the graph, with the placed modules in it, into this module's forward."""
+    def _build(self, trace: Trace) -> None:
+        """Make this module's forward."""
+        if trace.graph is None:
+            corrected, fixed = watched_pass(self, Watch(self.model, trace, self._functions)), {}
+        else:
+            corrected, fixed = self._rewired(*trace.copy()), fixed_inputs(self.model)
+        parameters = inspect.signature(self.model.forward).parameters
+        inputs = list(parameters)
+        # A trace has the first input; a model may have something to say about a call without.
+        optional = trace.graph is not None and bool(inputs) and parameters[inputs[0]].default is None
+
+        def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
+            if self.training:
+                output = self.model(*args, **kwargs)
+                return output if self.report is None else (output, None)
+            missing = optional and (args[0] if args else kwargs.get(inputs[0])) is None
+            if missing or (fixed and differ_from(fixed, inputs, args, kwargs)):
+                return self._untraced()(self, *args, **kwargs)
+            return corrected(self, *args, **kwargs)
+
+        signature = inspect.signature(type(self.model).forward)
+        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names the inputs by it
+        self.forward = MethodType(forward, self)
+
+    @property
+    def _functions(self) -> bool:
+        """Whether some sites that are used are calls of functions."""
+        paths = {path for path, _ in nn.Module.named_modules(self.model)}
+        return any(name.partition("#")[0] not in paths for name in (*self.placed_at, *self._all_read))
+
+    def _untraced(self) -> Callable[..., Any]:
+        """A forward pass of a clone, because hooks would keep the traced one from fusing."""
+        twin = clone(self.model)
+        trace = Trace(twin, self._known, self._activations, self._leaves)
+        return watched_pass(self, Watch(twin, trace, self._functions), twin)
+
+    def _rewired(self, graph: fx.Graph, places: list[Place]) -> Callable[..., Any]:
+        """The graph, with the placed modules in it, as a function of this module and the inputs."""
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"model.{node.target}"
         value: tuple[fx.Node, ...] = ()
         last = None
-        nodes = {place.site.name: place.node for place in places}
-        names = self._all_read(places)
-        readers = read_values(graph, [nodes[name] for name in names], "readers")
-        read = dict(zip(names, readers, strict=True))
+        batch = insert_batch(graph) if any(place.site.folded for place in places) else None
+        by_name = {place.site.name: place for place in places}
+        names, nodes, readers = self._all_read, [], []
+        for place in (by_name[name] for name in names):
+            nodes.append(insert_unfolded(graph, place, batch) if place.site.folded else place.node)
+            readers += nodes[-1:] if place.site.folded else []
+        calls = read_values(graph, nodes, "readers")
+        readers += calls
+        read = dict(zip(names, calls, strict=True))
         if self._read_sites:
             value = (combine_values(graph, [read[name] for name in self._read_sites], "combine"),)
-            last = max((nodes[name] for name in self._read_sites), key=list(graph.nodes).index)
+            last = max((by_name[name].node for name in self._read_sites), key=list(graph.nodes).index)
         if self._reported_sites:
             call_before_output(graph, "report", *(read[name] for name in self._reported_sites), *value)
-        before = self._before_last_read(places)
+        before = self._before_last_read
         chosen = [place for place in places if place.site.name in self.placed_at]
         kept = [place.node for place in chosen]
-        for number, (site, node, aliased) in enumerate(chosen):
+        for number, place in enumerate(chosen):
+            site, node, aliased, _ = place
             target, module = f"placed.{number}", self.placed[number]
-            fuses = () if aliased else getattr(module, "fuses", ())
+            fuses = () if aliased or site.folded else getattr(module, "fuses", ())
             given = () if site.name in before else value
             start, chain = node, Chain([], {})
             if site.kind == "norm":
@@ -144,30 +204,22 @@ class Instrumented(nn.Module):
             else:
                 # The module at the last site that is read must wait for the combined value.
                 after = value[0] if given and node is last else node
-                call = insert_after(graph, node, target, *given, aliased=aliased, after=after, readers=readers)
+                call = insert_after(graph, place, target, *given, after=after, readers=readers, batch=batch)
             if "batch_norm" in fuses and list(start.users) == [call] and can_defer_norm(self, start, call):
                 defer_norm(graph, start, call)
         graph.lint()
-        corrected = type(fx.GraphModule(self, graph)).forward
-
-        def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
-            if self.training:
-                output = self.model(*args, **kwargs)
-                return output if self.report is None else (output, None)
-            return corrected(self, *args, **kwargs)
-
-        signature = inspect.signature(type(self.model).forward)
-        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names the inputs by it
-        self.forward = MethodType(forward, self)
+        corrected: Callable[..., Any] = type(fx.GraphModule(self, graph)).forward
+        return corrected
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "forward"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        modes = [(module, module.training) for module in self.model.modules()]
+        unwatch(self.model)
+        modes = [(module, module.training) for module in modules_of(self.model)]
         self.model.eval()
-        self._build(*retrace(self.model, self._activations, self._leaves).copy())
+        self._build(retrace(self.model, self._activations, self._leaves, self._known))
         for module, mode in modes:
             module.training = mode
 
@@ -175,6 +227,9 @@ class Instrumented(nn.Module):
         # torch moves and casts parameters in place; shared ones would drag the model along.
         if any(fn(tensor) is not tensor for tensor in [*self.model.parameters(), *self.model.buffers()]):
             self.model = copy.deepcopy(self.model, {id(t): t for t in loose_tensors(self.model)})
+            if not self._known.traced:
+                unwatch(self.model)
+                self._build(Trace(self.model, self._known, self._activations, self._leaves))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     def _replicate_for_data_parallel(self) -> Instrumented:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,14 +58,19 @@ def is_in_place(model: nn.Module, node: fx.Node) -> bool:
     """Whether a node overwrites its input."""
     if node.op == "call_module":
         return getattr(model.get_submodule(str(node.target)), "inplace", False) is True
-    if node.op == "call_method":
-        return str(node.target).endswith("_") and not str(node.target).endswith("__")
-    if node.op != "call_function":
+    if node.op not in ("call_method", "call_function"):
         return False
-    flag = node.target in ACTIVATION_FUNCTIONS and any(argument is True for argument in node.args)
-    named = getattr(node.target, "__name__", "")
-    operators = node.target in IN_PLACE_OPERATORS.values()
-    return flag or operators or named.endswith("_") or node.kwargs.get("inplace") is True
+    return writes_in_place(node.target, node.args, node.kwargs)
+
+
+def writes_in_place(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of a function, or of a method by its name, overwrites its first argument."""
+    if isinstance(target, str):
+        return target.endswith("_") and not target.endswith("__")
+    flag = target in ACTIVATION_FUNCTIONS and any(argument is True for argument in args)
+    named = getattr(target, "__name__", "")
+    operators = target in IN_PLACE_OPERATORS.values()
+    return flag or operators or named.endswith("_") or kwargs.get("inplace") is True
 
 
 def _is_view(model: nn.Module, node: fx.Node) -> bool:

@@ -32,7 +32,12 @@ NORM_MODULES = tuple(module for known in KNOWN_NORMS for module in known.modules
 
 
 def is_plain_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's norms, or a subclass that keeps its forward pass."""
+    """Whether a module is one of torch's norms, a subclass that keeps its forward pass, or a frozen batch norm.
+
+    Detectors have frozen batch norms in a class of their own, which every library writes again under the same name.
+    """
+    if type(module).__name__.endswith("FrozenBatchNorm2d"):
+        return True
     return isinstance(module, NORM_MODULES) and type(module).forward.__module__.startswith("torch.nn.")
 
 

@@ -6,30 +6,55 @@ from collections.abc import Collection, Sequence
 
 from torch import fx
 
+from trueup.graph.folds import batch_of, refold, unfold
 from trueup.graph.fusion import Chain
+from trueup.graph.trace import Place
+
+
+def insert_batch(graph: fx.Graph) -> fx.Node:
+    """Count the images in the inputs."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    with graph.inserting_after(inputs[-1]):
+        return graph.call_function(batch_of, tuple(inputs))
+
+
+def insert_unfolded(graph: fx.Graph, place: Place, batch: fx.Node | None) -> fx.Node:
+    """Put all rows of an image side by side, right after the node of a folded site."""
+    with graph.inserting_after(place.node):
+        return graph.call_function(unfold, (place.node, batch, place.channel_dim))
 
 
 def insert_after(
     graph: fx.Graph,
-    node: fx.Node,
+    place: Place,
     target: str,
     *extra: fx.Node,
-    aliased: bool,
     after: fx.Node,
     readers: Collection[fx.Node],
+    batch: fx.Node | None = None,
 ) -> fx.Node:
-    """Call the module `target` on `node` and `extra`, and let every user of `node` use the result instead.
+    """Call the module `target` on a site's value and `extra`, and let every user of the value use the result instead.
 
-    `readers` keep the value of `node` itself. The call is placed right `after` that node or a later one.
+    `readers` keep the value itself. The call is placed right `after` the site's node or a later one. `batch` is the
+    number of images, for folded sites.
     """
+    node, kept = place.node, [*readers]
     with graph.inserting_after(after):
-        placed = graph.call_module(target, (node, *extra))
-    if aliased:
+        if place.site.folded:
+            placed = graph.call_function(refold, (None, node, place.channel_dim))
+            with graph.inserting_before(placed):
+                rows = graph.call_function(unfold, (node, batch, place.channel_dim))
+                inner = graph.call_module(target, (rows, *extra))
+            placed.args = (inner, *placed.args[1:])
+            kept.append(rows)
+        else:
+            placed = graph.call_module(target, (node, *extra))
+    if place.aliased:
         # Other names refer to the memory that was written in place, so the correction is written there too.
         with graph.inserting_after(placed):
             graph.call_method("copy_", (node, placed))
     else:
-        node.replace_all_uses_with(placed, delete_user_cb=lambda user: user is not placed and user not in readers)
+        node.replace_all_uses_with(placed, delete_user_cb=lambda user: user is not placed and user not in kept)
     return placed
 
 

@@ -1,35 +1,45 @@
 """Symbolic tracing of a forward pass, and recognition of the sites in it.
 
-A module that is called three times is three sites, and `F.relu` counts like `nn.ReLU`.
+A module that is called three times is three sites, and `F.relu` counts like `nn.ReLU`. Where a forward pass cannot be
+traced, the model runs as it is and its calls are watched (`trueup.graph.watch`): the sites have the same names and mean
+the same.
 """
 
 from __future__ import annotations
 
 import inspect
 import traceback
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
-from trueup.graph.activations import ACTIVATION_MODULES, KNOWN_ACTIVATIONS, Activation, declared_kind
-from trueup.graph.clone import clone
+from trueup.graph.activations import ACTIVATION_MODULES, Activation
+from trueup.graph.clone import clone, modules_of
 from trueup.graph.memory import IN_PLACE_OPERATORS, is_aliased
-from trueup.graph.norms import KNOWN_NORMS, channel_dim, is_plain_norm
-from trueup.graph.site import Site, Sites
+from trueup.graph.recognise import Known, Match, Numbering
+from trueup.targets import Site, Sites
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Modules of torch.nn that apply an activation function in code that symbolic tracing cannot enter.
 _OPAQUE = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+# A subclass of one of these computes what its parent does, in another way: it may be called as it is.
+_LAYERS = (
+    nn.modules.conv._ConvNd,
+    nn.Linear,
+    nn.Embedding,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+)
 
 
 class TraceError(RuntimeError):
-    """A forward pass cannot be traced. The message says where, why, and what to do.
+    """A forward pass cannot be followed, neither by tracing nor by watching its calls. The message says why.
 
         targets = trueup.calibrate(model, clean_loader, leaves=(Router,))   # call Router as it is
         robust = trueup.correct(model, targets, leaves=(Router,))
@@ -39,29 +49,34 @@ class TraceError(RuntimeError):
 
 
 class Place(NamedTuple):
-    """A site and its node. `aliased`: the node writes in place into memory that is read elsewhere."""
+    """A site and its node. `aliased`: the node writes in place into memory that is read elsewhere.
+
+    `channel_dim`: the channels of the node's value; those of a folded site lie elsewhere once it is unfolded.
+    """
 
     site: Site
     node: fx.Node
     aliased: bool
+    channel_dim: int | None
 
 
-class Trace(NamedTuple):
-    """The traced forward pass of `model`, a clone in evaluation mode, and all its sites."""
+@dataclass(frozen=True)
+class Trace:
+    """The forward pass of `model`, a clone in evaluation mode, and all its sites.
+
+    `graph` is None if it is watched instead of traced; `places` are the sites in the graph.
+    """
 
     model: nn.Module
-    graph: fx.Graph
-    places: list[Place]
+    sites: Sites
     activations: tuple[Activation, ...]
     leaves: tuple[type[nn.Module], ...]
-
-    @property
-    def sites(self) -> Sites:
-        """All sites in the order of the forward pass."""
-        return Sites(place.site for place in self.places)
+    graph: fx.Graph | None = None
+    places: Sequence[Place] = ()
 
     def copy(self) -> tuple[fx.Graph, list[Place]]:
         """Copy of the graph, to be rewired, and its places."""
+        assert self.graph is not None
         graph = fx.Graph(tracer_cls=self.graph._tracer_cls)
         nodes: dict[fx.Node, fx.Node] = {}
         output: Any = graph.graph_copy(self.graph, nodes, return_output_node=True)
@@ -70,6 +85,18 @@ class Trace(NamedTuple):
         graph._codegen = self.graph._codegen
         return graph, [place._replace(node=nodes[place.node]) for place in self.places]
 
+    def known(self, sites: Sites) -> Trace:
+        """The same forward pass, with its sites as another run found them: which are folded, which are left alone."""
+        if self.graph is None or not sites.traced:
+            return self.watched(sites)
+        found = {site.name: site for site in sites}
+        places = [p._replace(site=found[p.site.name]) for p in self.places if p.site.name in found]
+        return replace(self, places=places, sites=sites.of(place.site for place in places))
+
+    def watched(self, sites: Sites) -> Trace:
+        """The same model, watched instead of traced."""
+        return Trace(self.model, sites, self.activations, self.leaves)
+
 
 def trace(
     model: nn.Module,
@@ -77,47 +104,120 @@ def trace(
     activations: tuple[Activation, ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
     own_buffers: bool = False,
+    known: Sites = Sites(),  # noqa: B008  # immutable
 ) -> Trace:
-    """Trace a clone of `model` in evaluation mode and find all its sites."""
+    """Trace a clone of `model` in evaluation mode and find all its sites.
+
+    If it cannot be traced, the result says so in its sites, which are those that its modules show;
+    `trueup.graph.examine` finds all. `known` are sites that a calibration of the model found, if there was one.
+    """
     if not isinstance(activations, tuple) or not all(hasattr(a, "__name__") for a in activations):
         raise TypeError(f"activations={activations!r}: expected a tuple of module classes and functions")
     if not isinstance(leaves, tuple) or not all(isinstance(leaf, type) for leaf in leaves):
         raise TypeError(f"leaves={leaves!r}: expected a tuple of module classes")
-    return retrace(clone(model, own_buffers=own_buffers).eval(), activations, leaves)
+    return retrace(clone(model, own_buffers=own_buffers).eval(), activations, leaves, known)
 
 
-def retrace(model: nn.Module, activations: tuple[Activation, ...], leaves: tuple[type[nn.Module], ...]) -> Trace:
+def retrace(
+    model: nn.Module,
+    activations: tuple[Activation, ...],
+    leaves: tuple[type[nn.Module], ...],
+    known: Sites = Sites(),  # noqa: B008
+) -> Trace:
     """Trace a `model` that is a clone already, in evaluation mode."""
-    classes = tuple(a for a in activations if isinstance(a, type))
-    functions = tuple(a for a in activations if not isinstance(a, type))
-    tracer = _Tracer((*classes, *leaves), functions)
+    if not known.traced:
+        return Trace(model, known, activations, leaves)
     try:
-        with _undisturbed(model, tracer):
-            graph = tracer.trace(model, concrete_args=_flags(model))
-    except Exception as error:
-        raise TraceError(_why_not(model, error)) from error
+        traced = _symbolic(model, activations, leaves)
+    except _NotTraceableError as error:
+        if own := [a.__name__ for a in activations if not isinstance(a, type)]:
+            raise TraceError(
+                f"{error}. It would be run as it is, but the function {own[0]} (activations=) can only be found by "
+                f"tracing: call it in a module of its own, and name that module's class in activations=(...); or pass "
+                f"leaves=(...) with the class that cannot be traced"
+            ) from error
+        found = known if known else Sites(_of_modules(model, activations, leaves))
+        return Trace(model, Sites(found, traced=False, why=str(error), left=found.left), activations, leaves)
+    return traced.known(known) if known else traced
+
+
+class _NotTraceableError(Exception):
+    """Why tracing failed, in a few words."""
+
+
+def _symbolic(model: nn.Module, activations: tuple[Activation, ...], leaves: tuple[type[nn.Module], ...]) -> Trace:
+    sites_of = Known(activations)
+    tracer = _Tracer(sites_of, leaves)
+    graph = None
+    while graph is None:
+        try:
+            with _undisturbed(model, tracer):
+                graph = tracer.trace(model, concrete_args=fixed_inputs(model))
+        except Exception as error:
+            module, where = _blame(model, error)
+            layer = isinstance(module, _LAYERS) and not list(module.children()) and type(module) not in tracer.as_is
+            if not layer:
+                raise _NotTraceableError(f"{where} cannot be traced ({_first_line(error)})") from error
+            tracer.as_is = (*tracer.as_is, type(module))
     for node in graph.nodes:  # fx numbers the inputs that it fixes; callers know them by name
-        if node.op == "placeholder" and node.target.rpartition("_")[0] in _flags(model):
+        if node.op == "placeholder" and node.target.rpartition("_")[0] in fixed_inputs(model):
             node.target = node.target.rpartition("_")[0]
 
-    found: list[Place] = []
-    calls: Counter[str] = Counter()
-    met = set()
+    places: list[Place] = []
+    numbering, met = Numbering(), set()
     for node in graph.nodes:
-        if (match := _recognise(model, node, classes, functions, leaves)) is None:
-            continue
-        path, known_as = match.site.name, match.given
-        met.add(known_as)
-        calls[path] += 1
-        site = match.site if calls[path] == 1 else replace(match.site, name=f"{path}#{calls[path]}")
-        found.append(Place(site, node, is_aliased(model, node)))
+        match = _recognise(model, node, sites_of)
+        if match is None and node.op == "call_module":
+            _check_reach(model, str(node.target), leaves)
+        if match is not None:
+            met.add(match.given)
+            dim = match.site.channel_dim if match.site.kind == "norm" else None
+            places.append(Place(numbering.site(match.site), node, is_aliased(model, node), dim))
+    check_met(model, activations, met)
+    return Trace(model, Sites(place.site for place in places), activations, leaves, graph, places)
+
+
+def check_met(model: nn.Module, activations: tuple[Activation, ...], met: set[Activation | None]) -> None:
+    """Refuse activations of the user's that the forward pass does not use."""
     for given in activations:
         if given not in met:
             raise ValueError(
                 f"activations: {given.__name__} is never called in the forward pass of {type(model).__name__}, "
                 "or, if it is a function, not by a global name"
             )
-    return Trace(model, graph, found, activations, leaves)
+
+
+def _recognise(model: nn.Module, node: fx.Node, known: Known) -> Match | None:
+    """The site at a node, or None."""
+    if node.op == "call_module":
+        return known.module(str(node.target), model.get_submodule(str(node.target)))
+    if node.op not in ("call_function", "call_method"):
+        return None
+    callers = list(node.meta.get("nn_module_stack", {}).values())
+    return known.function(callers[-1][0] if callers else "", node.target, node.args, node.kwargs)
+
+
+def _of_modules(
+    model: nn.Module, activations: tuple[Activation, ...], leaves: tuple[type[nn.Module], ...]
+) -> Iterator[Site]:
+    """Sites at modules, in the order in which they were made: what can be known without running the model."""
+    known = Known(activations)
+    inside: list[str] = []
+    for path, module in nn.Module.named_modules(model):
+        if any(path.startswith(outer) for outer in inside):
+            continue
+        if known.is_unit(module) or isinstance(module, leaves):
+            inside.append(f"{path}.")
+        if not isinstance(module, leaves) and (match := known.module(path, module)) is not None:
+            yield match.site
+
+
+def _check_reach(model: nn.Module, path: str, leaves: tuple[type[nn.Module], ...]) -> None:
+    """Refuse to trace a module of torch.nn that applies an activation function inside: watching reaches that."""
+    module = model.get_submodule(path)
+    opaque = (*ACTIVATION_MODULES, *_OPAQUE)
+    if not isinstance(module, leaves) and any(isinstance(m, opaque) for m in modules_of(module)):
+        raise _NotTraceableError(f"tracing does not reach into {path!r} ({type(module).__name__})")
 
 
 class _Proxy(fx.Proxy):
@@ -135,86 +235,35 @@ for _name, _function in IN_PLACE_OPERATORS.items():
 class _Tracer(fx.Tracer):
     """Traces down to torch's own modules, activation modules and the requested leaves."""
 
-    def __init__(self, whole: tuple[type[nn.Module], ...], functions: tuple[Callable[..., Any], ...]) -> None:
-        super().__init__(autowrap_functions=functions, param_shapes_constant=True)
-        self.whole = (*whole, *ACTIVATION_MODULES)
+    def __init__(self, known: Known, leaves: tuple[type[nn.Module], ...]) -> None:
+        super().__init__(autowrap_functions=known.functions, param_shapes_constant=True)
+        self.known, self.leaves = known, leaves
+        self.as_is: tuple[type[nn.Module], ...] = ()  # layers that cannot be traced
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, self.whole) or is_plain_norm(m) or declared_kind(m) is not None
-        return known or super().is_leaf_module(m, module_qualified_name)
+        whole = self.known.is_unit(m) or isinstance(m, self.leaves) or type(m) in self.as_is
+        return whole or super().is_leaf_module(m, module_qualified_name)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
 
 
-def _flags(model: nn.Module) -> dict[str, Any]:
-    """Optional inputs that switch something on, fixed at their defaults: a trace must know what they switch."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is None or isinstance(p.default, bool | str)}
+def fixed_inputs(model: nn.Module) -> dict[str, Any]:
+    """Optional inputs after the first that switch something on, with their defaults: a trace is of the defaults."""
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    return {p.name: p.default for p in parameters[1:] if p.default is None or isinstance(p.default, bool | str)}
 
 
-class _Match(NamedTuple):
-    """A recognised site, named by its path, and which of the given activations it is, if any."""
-
-    site: Site
-    given: Activation | None = None
-
-
-def _recognise(
-    model: nn.Module,
-    node: fx.Node,
-    classes: tuple[type[nn.Module], ...],
-    functions: tuple[Callable[..., Any], ...],
-    leaves: tuple[type[nn.Module], ...],
-) -> _Match | None:
-    """The site at a node, or None."""
-    if node.op == "call_module":
-        path, module = str(node.target), model.get_submodule(str(node.target))
-        # The most derived of the given classes: a subclass may be given beside its parent.
-        if given := [c for c in classes if isinstance(module, c)]:
-            known_as = max(given, key=lambda c: len(c.__mro__))
-            return _Match(Site(path, "activation", known_as.__name__, sparse=True), known_as)
-        if (kind := declared_kind(module)) is not None:
-            return _Match(Site(path, kind, type(module).__name__))
-        for known in KNOWN_ACTIVATIONS:
-            if isinstance(module, known.modules):
-                return _Match(Site(path, "activation", known.name, known.sparse))
-        if is_plain_norm(module):
-            return _norm(path, module, getattr(module, "normalized_shape", None))
-        opaque = (*ACTIVATION_MODULES, *_OPAQUE)
-        if not isinstance(module, leaves) and any(isinstance(m, opaque) for m in module.modules()):
-            warnings.warn(
-                f"the activation inside {path!r} ({type(module).__name__}) cannot be reached and is left alone",
-                stacklevel=2,
-            )
-    elif node.op in ("call_function", "call_method"):
-        for known in KNOWN_ACTIVATIONS:
-            if node.target in (known.functions if node.op == "call_function" else known.methods):
-                return _Match(Site(_path_of_function(node, known.name), "activation", known.name, known.sparse))
-        for function in functions:
-            if node.target is function:
-                name = function.__name__
-                return _Match(Site(_path_of_function(node, name), "activation", name, sparse=True), function)
-        shape = node.kwargs.get("normalized_shape", node.args[1] if len(node.args) > 1 else None)
-        return _norm("", node, shape)
-    return None
-
-
-def _norm(path: str, what: nn.Module | fx.Node, shape: Any) -> _Match | None:
-    """The site of a norm: a module at a `path`, or a call of a function."""
-    for known in KNOWN_NORMS:
-        if isinstance(what, fx.Node):
-            here, path = what.target in known.functions, _path_of_function(what, known.name)
-        else:
-            here = isinstance(what, known.modules)
-        if here and (dim := channel_dim(known, shape)) is not None:
-            return _Match(Site(path, "norm", known.name, channel_dim=dim))
-    return None
-
-
-def _path_of_function(node: fx.Node, name: str) -> str:
-    callers = list(node.meta.get("nn_module_stack", {}).values())
-    return f"{callers[-1][0]}.{name}" if callers and callers[-1][0] else name
+def differ_from(
+    fixed: Mapping[str, Any], inputs: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether a call gives some of the `fixed` inputs another value. `inputs` are the names of all, in their order."""
+    given = {**dict(zip(inputs, args, strict=False)), **kwargs}
+    return any(
+        given[name] is not default and not (isinstance(given[name], bool | str) and given[name] == default)
+        for name, default in fixed.items()
+        if name in given
+    )
 
 
 @contextmanager
@@ -226,7 +275,7 @@ def _undisturbed(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
     """
     for name in [name for name in model._buffers if name.startswith("_tensor_constant")]:
         del model._buffers[name]  # of an earlier trace
-    modules = list(model.named_modules())
+    modules = list(nn.Module.named_modules(model))
     attributes = [(module, dict(vars(module))) for _, module in modules]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     for name, module in modules:
@@ -247,23 +296,19 @@ def _undisturbed(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
             model.register_buffer(name, tensor, persistent=False)
 
 
-def _why_not(model: nn.Module, error: Exception) -> str:
-    """Say where the forward pass could not be traced, why, and the ways out."""
-    kind, path, where = type(model).__name__, "", ""
-    names = {id(module): name for name, module in model.named_modules()}
+def _blame(model: nn.Module, error: Exception) -> tuple[nn.Module, str]:
+    """The innermost module whose forward pass could not be traced, and its description."""
+    names = {id(module): name for name, module in nn.Module.named_modules(model)}
+    found, where = model, f"the forward pass of {type(model).__name__}"
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         module = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(module, nn.Module) and id(module) in names and code.co_name == "forward":
-            kind, path = type(module).__name__, names[id(module)]
-            where = f", {code.co_filename}:{line}"
-    way_out = (
-        f"pass leaves=({kind},) to call {kind} as it is (activations inside it are then left alone)"
-        if path
-        else "move that part into a submodule of its own and name its class in leaves=(...)"
-    )
-    return (
-        f"cannot trace the forward pass of {type(model).__name__}: in {path or 'its own forward'} ({kind}{where}): "
-        f"{error}. Ways out: {way_out}; or use torch.where instead of `if`; or wrap a helper function with "
-        "torch.fx.wrap"
-    )
+            path = names[id(module)] or "its forward pass"
+            found, where = module, f"{path} ({type(module).__name__}, {Path(code.co_filename).name}:{line})"
+    return found, where
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200].rstrip(".")

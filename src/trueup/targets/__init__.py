@@ -5,6 +5,21 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision, Trial
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
+from trueup.targets.site import KINDS, Kind, Select, Site, Sites, check_select
 from trueup.targets.values import Targets
 
-__all__ = ["Accumulator", "ActivationTarget", "Decision", "Fingerprint", "NormTarget", "Targets", "Trial"]
+__all__ = [
+    "KINDS",
+    "Accumulator",
+    "ActivationTarget",
+    "Decision",
+    "Fingerprint",
+    "Kind",
+    "NormTarget",
+    "Select",
+    "Site",
+    "Sites",
+    "Targets",
+    "Trial",
+    "check_select",
+]

@@ -20,6 +20,7 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
+from trueup.targets.site import Sites
 
 if TYPE_CHECKING:
     from trueup.targets.values import Targets
@@ -39,6 +40,8 @@ def contents(targets: Targets) -> tuple[dict[str, Tensor], dict[str, str]]:
     metadata = {"format": FORMAT, "version": str(VERSION), "fingerprint": targets.fingerprint.to_json()}
     if targets.decision is not None:
         metadata["decision"] = targets.decision.to_json()
+    if targets.sites:
+        metadata["sites"] = targets.sites.to_json()
     for group, prefix in _GROUPS.items():
         records = {}
         for name, target in getattr(targets, group).items():
@@ -95,6 +98,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
             "sampled": tensors["sampled"],
             "fingerprint": Fingerprint.from_json(metadata["fingerprint"]),
             "decision": Decision.from_json(metadata["decision"]) if "decision" in metadata else None,
+            "sites": Sites.from_json(metadata["sites"]) if version >= 4 and "sites" in metadata else Sites(),
         }
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__

@@ -46,7 +46,7 @@ class Fingerprint:
     @classmethod
     def of(cls, model: nn.Module) -> Fingerprint:
         """Take the fingerprint of a model."""
-        state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+        state = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor) and t.is_floating_point()}
         return cls(dict(zip(state, _prints(list(state.values())), strict=True)))
 
     def difference(self, other: Fingerprint) -> str:

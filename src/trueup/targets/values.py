@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import ClassVar, TypeVar
 
@@ -18,6 +18,7 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
+from trueup.targets.site import Sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,9 @@ class Targets:
     sampled: Tensor  # (<= GATE_SAMPLE,) int64
     fingerprint: Fingerprint
     decision: Decision | None = None
+    sites: Sites = field(
+        default_factory=Sites
+    )  # all of the model's, as calibration found them; empty in files of earlier versions
 
     def __repr__(self) -> str:
         return f"Targets({len(self.activations)} activations, {len(self.norms)} norms, {self.images} images)"
@@ -54,7 +58,7 @@ class Targets:
             if self.decision is None
             else self.decision
         )
-        return f"{self!r}\n{decision}"
+        return "\n".join(part for part in (repr(self), self.sites.note, str(decision)) if part)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Targets):
@@ -93,6 +97,7 @@ class Targets:
             sampled=sampled[: self.GATE_SAMPLE if shared else self.SAMPLE],
             fingerprint=self.fingerprint,
             decision=_pooled(self.decision, other.decision, gated=bool(shared)),
+            sites=self.sites.merged(other.sites),
         )
 
     @functools.cached_property

@@ -1,0 +1,183 @@
+"""A first look at a model as it runs: whether its trace is right, which sites there are, and what their rows mean."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueup.graph.inputs import Inputs, tensors_in
+from trueup.graph.instrument import Instrumented
+from trueup.graph.probe import run
+from trueup.graph.trace import Trace, TraceError, check_met, differ_from, fixed_inputs
+from trueup.graph.watch import Watch, unwatch
+from trueup.targets import Site, Sites
+
+_Values = dict[str, Tensor]
+
+
+def examine(trace: Trace, inputs: Inputs) -> Trace:
+    """The trace with its sites as they are found on a first batch. The trace should own its buffers.
+
+    A traced forward pass that does not do what the model does is watched instead. Sites whose rows are several per
+    image, image after image, become folded. Those whose rows are something else are taken out; they are listed in
+    `left`, unless they do not depend on the image at all, such as those of a network that computes position biases.
+    """
+    if trace.graph is not None and (why := _not_as_traced(trace, inputs)):
+        if own := [a.__name__ for a in trace.activations if not isinstance(a, type)]:
+            raise TraceError(f"{why}, and the function {own[0]} (activations=) can only be found by tracing")
+        trace = trace.watched(Sites(traced=False, why=why))
+    if trace.graph is None:
+        trace = trace.watched(_discover(trace, inputs))
+    survey = _Survey(trace)
+    odd = survey.odd(inputs)
+    if not odd:
+        return trace
+    folded, constant = survey.sort_out(inputs, odd)
+    sites = [_folded(site) if site.name in folded else site for site in trace.sites]
+    kept = [site for site in sites if site.name not in odd or site.name in folded]
+    left = [site.name for site in sites if site.name in odd and site.name not in (*folded, *constant)]
+    return trace.known(trace.sites.of(kept, left=left))
+
+
+def _not_as_traced(trace: Trace, inputs: Inputs) -> str:
+    """Why the traced forward pass does not do what the model does with these inputs; empty if it does."""
+    kind = type(trace.model).__name__
+    names = list(inspect.signature(trace.model.forward).parameters)
+    if differ_from(fixed_inputs(trace.model), names, inputs.args, inputs.kwargs):
+        return f"{kind} is given optional inputs, and a trace is of their defaults"
+    own = run(trace.model, inputs, trace.model)
+    try:
+        traced = run(Instrumented(trace, lambda _: None), inputs, trace.model)
+    except ValueError:  # the model runs, its trace does not
+        return f"the traced forward pass of {kind} does not run on these inputs"
+    if _alike(traced, own):
+        return ""
+    return (
+        f"{kind} gives other outputs than its traced forward pass, so something in it changes from call to call or "
+        "depends on the input in a way that cannot be traced"
+    )
+
+
+def _discover(trace: Trace, inputs: Inputs) -> Sites:
+    """All calls of known norms and activations in one forward pass."""
+    found: list[Site] = []
+
+    def visit(name: str, site: Site, _value: Tensor) -> None:
+        found.append(replace(site, name=name))
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.watch = Watch(trace.model, trace, functions=True)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.watch(trace.model, visit, *args, **kwargs)
+
+    try:
+        run(Watched(), inputs, trace.model)
+    finally:
+        unwatch(trace.model)
+    names = {site.operation for site in found}
+    check_met(trace.model, trace.activations, {a for a in trace.activations if a.__name__ in names})
+    return Sites(found, traced=False, why=trace.sites.why)
+
+
+class _Survey:
+    """Looks at the raw values at all sites, whatever their first dimension."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._model, self._values, self._keep = trace.model, _Values(), set[str]()
+        self._module = Instrumented(trace, lambda site: _Look(self, site.name))
+
+    def show(self, name: str, a: Tensor) -> None:
+        self._values[name] = a.clone() if name in self._keep else a.new_empty(0).expand(a.shape[0], 0)
+
+    def run(self, inputs: Inputs, keep: Collection[str] = ()) -> _Values:
+        """Values at the sites in `keep`, and empty tensors with as many rows as there are elsewhere."""
+        self._values, self._keep = {}, set(keep)
+        run(self._module, inputs, self._model)
+        return self._values
+
+    def odd(self, inputs: Inputs) -> set[str]:
+        """Sites whose rows are not the images of a batch, or not in a batch of one."""
+        count = len(inputs)
+        rows = {name: a.shape[0] for name, a in self.run(inputs).items()}
+        odd = {name for name, n in rows.items() if n != count}
+        other = inputs.part(0, 1) if count > 1 else _with_another(inputs)  # a batch of another size
+        try:
+            again = self.run(other)
+        except ValueError as error:
+            images = inputs.images
+            if images is None or images.dim() != 3:
+                return odd  # a model that wants batches of a certain size
+            raise ValueError(
+                f"{type(self._model).__name__} takes images of shape {tuple(images.shape)}, but not one of the {count} "
+                "rows alone, so the first dimension does not count images; give a batch: image[None]"
+            ) from error
+        return odd | {name for name in rows if name not in again or again[name].shape[0] != len(other)}
+
+    def sort_out(self, inputs: Inputs, odd: set[str]) -> tuple[set[str], set[str]]:
+        """Which odd sites are folded, and which do not depend on the image, by two images together and alone."""
+        pair = inputs.part(0, 2) if len(inputs) > 1 else _with_another(inputs)
+        try:
+            both, first, second = (self.run(part, odd) for part in (pair, pair.part(0, 1), pair.part(1, 2)))
+        except ValueError:
+            return set(), set()
+        folded, constant = set(), set()
+        for name in odd & both.keys() & first.keys() & second.keys():
+            a, b, c = both[name], first[name], second[name]
+            if len(a) == len(b) + len(c) and len(b) == len(c) and _close(a, torch.cat([b, c])):
+                folded.add(name)
+            elif _close(a, b) and _close(a, c):
+                constant.add(name)
+        return folded, constant
+
+
+class _Look(nn.Module):
+    def __init__(self, survey: _Survey, name: str) -> None:
+        super().__init__()
+        self._survey, self._name = survey, name
+
+    def forward(self, a: Tensor) -> Tensor:
+        self._survey.show(self._name, a)
+        return a
+
+
+def _folded(site: Site) -> Site:
+    """The site as its rows are seen once they are unfolded: channels last."""
+    return replace(site, folded=True, channel_dim=-1 if site.kind == "norm" else site.channel_dim)
+
+
+def _with_another(inputs: Inputs) -> Inputs:
+    """A batch of two from a batch of one: the second is mirrored and weaker."""
+
+    def double(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            other = value.flip(-1) * 0.5 if value.is_floating_point() else value
+            return torch.cat([value, other]) if value.dim() and value.shape[0] == 1 else value
+        if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], Tensor):
+            return [value[0], value[0].flip(-1) * 0.5]
+        return {key: double(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+    return Inputs(tuple(double(v) for v in inputs.args), {key: double(v) for key, v in inputs.kwargs.items()})
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or not a.is_floating_point():
+        return a.shape == b.shape and a.equal(b)
+    a, b = a.double(), b.double()
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max() if a.numel() else 0.0), equal_nan=True)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two outputs, however nested, hold the same tensors up to rounding."""
+    ours, theirs = list(tensors_in(a)), list(tensors_in(b))
+    return len(ours) == len(theirs) and all(
+        x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-3, equal_nan=True)
+        for x, y in zip(ours, theirs, strict=True)
+    )

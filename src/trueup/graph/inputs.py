@@ -1,0 +1,115 @@
+"""Inputs and outputs of a model as people write them: one batch of arguments, and the tensors in nested values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueup.graph.folds import batch_of, is_list_of_images
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch as a model takes it: positional and keyword arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any) -> Inputs:
+        """Inputs themselves; or one positional argument."""
+        return value if isinstance(value, Inputs) else cls((value,))
+
+    @classmethod
+    def of_example(cls, value: Any) -> Inputs:
+        """A tuple of positional arguments, a dictionary of keyword arguments, or one positional argument."""
+        if isinstance(value, Mapping):
+            return cls((), dict(value))
+        return cls(value) if isinstance(value, tuple) else cls.of(value)
+
+    def __len__(self) -> int:
+        return batch_of(*self.args, *self.kwargs.values()) or 0
+
+    @property
+    def images(self) -> Tensor | None:
+        """The images, if they are one tensor and the only input; else None."""
+        alone = len(self.args) == 1 and not self.kwargs
+        return self.args[0] if alone and isinstance(self.args[0], Tensor) else None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in lists and dictionaries too."""
+        return list(tensors_in((self.args, dict(self.kwargs))))
+
+    def to(self, device: torch.device | None, *, copy: bool = False) -> Inputs:
+        """The same on another device."""
+        return self._map(lambda tensor: tensor.detach().to(device, copy=copy))
+
+    def part(self, start: int, stop: int) -> Inputs:
+        """Some of the images: what has an entry per image is cut, everything else is kept."""
+        count = len(self)
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value[start:stop] if value.dim() and value.shape[0] == count else value
+            if is_list_of_images(value) and len(value) == count:
+                return type(value)(value[start:stop])
+            return _rebuilt(value, cut)
+
+        return Inputs(tuple(cut(value) for value in self.args), {key: cut(value) for key, value in self.kwargs.items()})
+
+    def describe(self) -> str:
+        """Shapes and types in words."""
+        if (images := self.images) is not None:
+            return f"images of shape {tuple(images.shape)} and type {images.dtype}"
+        parts = [_described(value) for value in self.args] + [f"{k}={_described(v)}" for k, v in self.kwargs.items()]
+        return f"the inputs ({', '.join(parts)})"
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
+        def walk(value: Any) -> Any:
+            return function(value) if isinstance(value, Tensor) else _rebuilt(value, walk)
+
+        return Inputs(
+            tuple(walk(value) for value in self.args), {key: walk(value) for key, value in self.kwargs.items()}
+        )
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors in lists, tuples, dictionaries and dataclasses, however nested, in their order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for entry in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, entry.name))
+
+
+def _rebuilt(value: Any, walk: Callable[[Any], Any]) -> Any:
+    """A list, tuple or dictionary with each entry walked; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: walk(part) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(walk(part) for part in value))
+    if isinstance(value, list | tuple):
+        return type(value)(walk(part) for part in value)
+    return value
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_described(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__} of {len(value)}: {_described(value[0]) if value else 'nothing'}"
+    return repr(value)

@@ -1,0 +1,122 @@
+"""What a site is, and all the sites of a model with how they were found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from typing import Any, Literal, Self, get_args
+
+Kind = Literal["activation", "norm"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place in a forward pass where an activation function or a norm is applied.
+
+        trueup.correct(model, targets, select=lambda site: site.kind == "norm" and "layer4" not in site.name)
+
+    name: path of the module that applies it (plus the function's name, for a function), and `#2`, `#3`, ... if the same
+        path applies it again.
+    kind: "activation", where `Correction` acts, or "norm", where `Evidence` acts.
+    operation: what is applied, such as "relu" or "batch_norm".
+    sparse: whether a zero means that the unit is off, as after a ReLU.
+    channel_dim: dimension of a norm's output that holds the channels.
+    folded: whether the first dimension holds several rows per image, such as windows, image after image. All rows of an
+        image are then corrected together.
+    """
+
+    name: str
+    kind: Kind
+    operation: str
+    sparse: bool = False
+    channel_dim: int = 1
+    folded: bool = False
+
+
+Select = Callable[[Site], bool]
+
+
+def check_select(select: object) -> None:
+    """Refuse what is no predicate."""
+    if select is not None and not callable(select):
+        raise TypeError(
+            f"select={select!r}: expected a predicate on a Site, such as select=lambda site: site.name in names, or "
+            'select=lambda site: site.kind == "norm"'
+        )
+
+
+class Sites(tuple[Site, ...]):
+    """Sites in the order of the forward pass, and how they were found. Prints as a table.
+
+    traced: whether the forward pass was traced. If not, the model runs as it is and its calls are watched.
+    why: the reason why it was not traced, and what is not visible at all.
+    left: names of sites that are left alone, because their rows are not images.
+    """
+
+    traced: bool
+    why: str
+    left: tuple[str, ...]
+
+    def __new__(
+        cls, sites: Iterable[Site] = (), *, traced: bool = True, why: str = "", left: Iterable[str] = ()
+    ) -> Self:
+        self = super().__new__(cls, sites)
+        self.traced, self.why, self.left = traced, why, tuple(left)
+        return self
+
+    def of(self, sites: Iterable[Site], *, left: Iterable[str] | None = None) -> Sites:
+        """Other sites that were found in the same way."""
+        return Sites(sites, traced=self.traced, why=self.why, left=self.left if left is None else left)
+
+    @property
+    def note(self) -> str:
+        """How the sites were found and what is left alone, in a sentence or two; empty for an ordinary trace."""
+        how = "" if self.traced else f"The model runs untraced, and its calls are watched: {self.why}."
+        left = f"Left alone, because their rows are not images: {', '.join(self.left)}." if self.left else ""
+        return " ".join(part for part in (how, left) if part)
+
+    def __repr__(self) -> str:
+        rows = [("site", "kind", "operation"), *((site.name, site.kind, site.operation) for site in self)]
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        table = [f"{name:{widths[0]}}  {kind:{widths[1]}}  {what}" for name, kind, what in rows]
+        return "\n".join([*table, self.note] if self.note else table)
+
+    def merged(self, other: Sites) -> Sites:
+        """Sites of two calibrations of one model."""
+        if not (self and other):
+            return self or other
+        mine, theirs = ({site.name: site for site in sites} for sites in (self, other))
+        for name in mine.keys() & theirs.keys():
+            if mine[name] != theirs[name]:
+                raise ValueError(f"these targets cannot be added: the site {name!r} is {mine[name]} and {theirs[name]}")
+        both = [*self, *(site for site in other if site.name not in mine)]
+        left = dict.fromkeys([*self.left, *other.left])
+        return Sites(both, traced=self.traced and other.traced, why=self.why or other.why, left=left)
+
+    def to_json(self) -> str:
+        """Text for a file's header."""
+        rows = [astuple(site) for site in self]
+        return json.dumps({"traced": self.traced, "why": self.why, "left": self.left, "sites": rows})
+
+    @classmethod
+    def from_json(cls, text: str) -> Sites:
+        """Read what `to_json` wrote."""
+        known = json.loads(text)
+        sites = cls((_site(*row) for row in known["sites"]), **{k: known[k] for k in ("traced", "why", "left")})
+        if not (isinstance(sites.traced, bool) and isinstance(sites.why, str) and _are_texts(sites.left)):
+            raise TypeError(f"the record of sites is {text[:80]!r}")
+        return sites
+
+
+def _site(*row: Any) -> Site:
+    site = Site(*row)
+    texts = _are_texts((site.name, site.operation)) and site.kind in KINDS
+    if not texts or not isinstance(site.channel_dim, int) or {type(site.sparse), type(site.folded)} != {bool}:
+        raise TypeError(f"the record of a site is {row}")
+    return site
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
