@@ -199,7 +199,7 @@ def test_the_library_is_small_and_holds_code_only():
     """A wheel is these files, compressed."""
     files = [path for path in LIBRARY.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {path.suffix for path in files} == {".py", ".typed"}
-    assert sum(path.stat().st_size for path in files) < 500_000
+    assert sum(path.stat().st_size for path in files) < 550_000
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert build == {"packages": ["src/trueup"]}
 

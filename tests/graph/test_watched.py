@@ -316,3 +316,13 @@ def test_what_a_placed_module_calls_is_no_site():
     with torch.no_grad():
         wanted = 2 * F.gelu(2 * model.inner(images(2)).relu())
         torch.testing.assert_close(busy(images(2)), wanted)
+
+
+def test_a_report_comes_with_the_output():
+    model = Checked().eval()
+    targets = trueup.calibrate(model, images(24).split(8), decide=False)
+    robust = trueup.correct(model, targets, GATED, report=True)
+    output, report = robust(dark())
+    assert output.equal(trueup.correct(model, targets, GATED)(dark()))
+    assert set(report) >= {"p", "gate", "evidence"}
+    assert len(report["p"]) == len(dark())

@@ -126,8 +126,8 @@ class Instrumented(nn.Module):
     @property
     def _before_last_read(self) -> list[str]:
         """Names of the sites before the last one that the first reading reads."""
-        names = [site.name for site in self._known]
-        return names[: max((names.index(name) for name in self._read_sites), default=0)]
+        names, read = [site.name for site in self._known], [n for n in self._all_read if n in self._read_sites]
+        return names[: max(map(names.index, read), default=0)]
 
     def _build(self, trace: Trace) -> None:
         """Make this module's forward."""
