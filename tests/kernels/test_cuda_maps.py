@@ -390,10 +390,10 @@ def test_triton_stays_in_the_range_of_float16(device):
 @pytest.mark.parametrize("measure", [False, True])
 def test_a_triton_grid_takes_100_000_images(device, measure):
     """A grid is 2^31 - 1 long, but 65,535 wide and high."""
-    device, steps = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else (False, True, True, False)
+    device, add = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else True
     for side in (8, 64):
-        shape = kernel._Shape((100_000, 64, side, side), True)
-        plan = kernel._plan(shape, torch.float32, device, True, steps, (), None, None, None)
+        shape = torch.Size((100_000, 64, side, side))
+        plan = kernel._plan(shape, True, torch.float32, device, True, add, (), None, None, None)
         assert plan.split == (side > 16)
         for launch in (plan.whole, plan.sum_segments, plan.finish):
             assert max(launch.grid[1:]) <= 65_535
@@ -406,7 +406,7 @@ def test_no_triton_segment_is_empty(device, last):
     device = torch.device("cpu" if INTERPRETED else "cuda:0")
     for height in range(1, 130):
         for width in (1, 8, 17, 70, 200):
-            shape = kernel._Shape((1, 4, height, width), last)
-            plan = kernel._plan(shape, torch.float32, device, True, None, (), None, None, None)
+            shape = torch.Size((1, 4, height, width))
+            plan = kernel._plan(shape, last, torch.float32, device, True, None, (), None, None, None)
             *_, rows, strips = plan.sizes
             assert (plan.segments // strips - 1) * plan.rows_per_segment < rows

@@ -27,6 +27,7 @@ from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
 from trueup.kernels import operators, plain
 from trueup.kernels.batch_norm import BatchNorm
+from trueup.kernels.eager import nothing_watches
 from trueup.kernels.forward_mode import has_tangent
 from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
 
@@ -35,6 +36,7 @@ Order = Literal["value first", "residual first", "in place"]
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 _COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
 _COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NOTHING = contextlib.nullcontext()
 _TRANSPORT_CHANNELS = [2**k for k in range(4, 13)]  # channels of a norm that fuses: they must divide a kernel's block
 
 
@@ -68,7 +70,10 @@ def realign(
         a, norm = norm(a), None
     if not _has_compiled_maps(a) or has_tangent(a, residual):
         return plain.realign(a, reference, gate, residual, relu)
-    if norm is None:
+    if nothing_watches(a, residual, gate):
+        arguments = (reference, gate, residual, relu)
+        out = _compute_realign(a, *arguments) if norm is None else _compute_realign(a, *arguments, norm)
+    elif norm is None:
         out = torch.ops.trueup.realign.default(a, reference, gate, residual, relu)
     else:
         out = torch.ops.trueup.realign_after_norm.default(a, *norm, reference, gate, residual, relu)
@@ -101,7 +106,9 @@ def transport(
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
             rule = (curve, step, location == "keep", sparse)
-            out = torch.ops.trueup.transport_after_norm.default(a, *norm, residual, *rule)
+            direct = nothing_watches(a, residual)
+            compute = _compute_transport_after_norm if direct else torch.ops.trueup.transport_after_norm.default
+            out = compute(a, *norm, residual, *rule)
             return out
     a = a if norm is None else norm(a)
     a = a if residual is None else add(a, residual, order)
@@ -109,7 +116,8 @@ def transport(
         levels = None if even_levels else curve[0]
         a = a.relu() if relu else a
         return functional.correct(a, curve[1], step, location=location, sparse=sparse, levels=levels)
-    out = torch.ops.trueup.transport.default(a, curve, step, location == "keep", sparse, relu)
+    compute = _compute_transport if nothing_watches(a) else torch.ops.trueup.transport.default
+    out = compute(a, curve, step, location == "keep", sparse, relu)
     return out
 
 
@@ -117,7 +125,8 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
     """Return `functional.evidence.moments`, without a gradient."""
     a = a.detach()
     if _has_compiled_maps(a):
-        out: Tensor = torch.ops.trueup.moments.default(a, bands)
+        compute = _compute_moments if nothing_watches(a) else torch.ops.trueup.moments.default
+        out: Tensor = compute(a, bands)
         return out
     return plain.moments(a, bands)
 
@@ -181,7 +190,9 @@ def _fastest(name: str, device: str) -> Callable[..., Any]:
 
 def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Make the device of `x` the current one: Triton launches there."""
-    return torch.cuda.device(x.get_device()) if x.is_cuda else contextlib.nullcontext()
+    if not x.is_cuda or torch.cuda.current_device() == x.get_device():
+        return _NOTHING
+    return torch.cuda.device(x.get_device())
 
 
 def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:

@@ -47,7 +47,11 @@ def _table(architecture: Architecture) -> Iterator[PerformanceCase]:
     """The rows of the table on a GPU."""
     name = architecture.name
     rules = {**EVIDENCE, **({"correction": _PAPERS[name]} if name in _PAPERS else {})}
-    options: dict[str, Any] = {"architecture": architecture, "channels_last": architecture.convolutional, "rules": rules}
+    options: dict[str, Any] = {
+        "architecture": architecture,
+        "channels_last": architecture.convolutional,
+        "rules": rules,
+    }
     half, tf32 = {**options, "dtype": torch.bfloat16}, {**options, "tf32": True}
     one = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
     yield _network(f"{name}, batch 64, bfloat16", "cuda", 1.15, Network(batch=64, **half))

@@ -10,6 +10,7 @@ each with fewer rows and channels, many images need programs that read no row tw
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,15 @@ WHOLE_ROWS = 56  # most rows of a map that is a single segment, if it is one str
 CACHE_LINE = 128  # bytes: the channels of a program, if they lie last
 MAX_HALVINGS = 2  # how often the channels of a program, and the work of its threads, are halved if programs are few
 STRIP_COLUMNS = {True: 16, False: 64}  # most columns of a strip: if channels lie last, and otherwise
+
+# Arguments that Triton would compile other code for if they are 1 or a multiple of 16: a model has many sizes of maps,
+# and the order of summation must not depend on them.
+_MAP_SIZES = ["units", "n", "width", "rows", "strips", "segments"]
+_WHOLE_SIZES = [*_MAP_SIZES, "rows_per_segment"]
+_REALIGN_SIZES = [*_WHOLE_SIZES, "gated", "normed"]
+_SUM_SIZES = [*_WHOLE_SIZES, "segments_per_program"]
+_WRITE_SIZES = [*_MAP_SIZES, "gated", "normed", "rows_written"]
+_NO_LIMIT = float("-inf")
 
 _SUMS = 5  # stored per segment: the pivot, and the first four sums of `sums_with_bands`
 _ALL_SUMS = 7  # for `moments`: the pivot, and all six sums
@@ -92,20 +102,24 @@ def realign_maps(
     """
     if x.numel() == 0:
         return
-    gates = x if gate is None else aligned(gate.float().contiguous())
-    norm_tensors = (x, x, x, x) if norm is None else tuple(aligned(tensor.contiguous()) for tensor in norm.tensors)
-    epsilon = 0.0 if norm is None else norm.epsilon
-    tensors = (aligned(reference.contiguous()), gates, x if residual is None else aligned(residual), out)
-    steps = (gate is not None, residual is not None, relu, norm is not None)
-    dtypes = (reference.dtype, *(tensor.dtype for tensor in norm_tensors))
-    division = (split, programs_per_strip, halvings)
-    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, steps, dtypes, *division)
+    mean, variance, weight, bias, epsilon = (x, x, x, x, 0.0) if norm is None else norm
+    if norm is not None:
+        mean, variance, weight, bias = _ready(mean), _ready(variance), _ready(weight), _ready(bias)
+    gates = _one(x.device) if gate is None else _ready(gate if gate.dtype == torch.float32 else gate.float())
+    reference = _ready(reference)
+    dtypes = (reference.dtype, mean.dtype, variance.dtype, weight.dtype, bias.dtype)
+    plan = _plan(
+        x.shape, not x.is_contiguous(), x.dtype, x.device, reference.shape[1] == 3, residual is not None, dtypes,
+        split, programs_per_strip, halvings,
+    )  # fmt: skip
+    steps = (int(gate is not None), int(norm is not None), 0.0 if relu else _NO_LIMIT)
+    tensors = (reference, gates, x if residual is None else aligned(residual), out, mean, variance, weight, bias)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes, plan.rows_per_segment, plan.segments, plan.segments_per_program)
-        plan.finish(x, sums, *tensors, *norm_tensors, epsilon, *plan.sizes, plan.rows_written, plan.segments)
+        plan.finish(x, sums, *tensors, epsilon, *steps, *plan.sizes, plan.rows_written, plan.segments)
     else:
-        plan.whole(x, *tensors, *norm_tensors, epsilon, *plan.sizes, plan.rows_per_segment, plan.segments)
+        plan.whole(x, *tensors, epsilon, *steps, *plan.sizes, plan.rows_per_segment, plan.segments)
 
 
 def measure_maps(
@@ -120,7 +134,9 @@ def measure_maps(
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
-    plan = _plan(_shape(x), x.dtype, x.device, bands, None, (), split, programs_per_strip, halvings)
+    plan = _plan(
+        x.shape, not x.is_contiguous(), x.dtype, x.device, bands, None, (), split, programs_per_strip, halvings
+    )
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sizes, plan.rows_per_segment, plan.segments, plan.segments_per_program)
@@ -130,6 +146,17 @@ def measure_maps(
     return found
 
 
+def _ready(tensor: Tensor) -> Tensor:
+    return aligned(tensor if tensor.is_contiguous() else tensor.contiguous())
+
+
+@functools.cache
+def _one(device: torch.device) -> Tensor:
+    """The gate value of all images if there is no gate."""
+    with torch.inference_mode(False):
+        return torch.ones(1, device=device)
+
+
 def _in_order(x: Tensor) -> Tensor:
     """Return `x` if it is contiguous or has its channels last, otherwise a copy with the layout that one image has."""
     if x.is_contiguous() or channels_lie_last(x):
@@ -137,21 +164,12 @@ def _in_order(x: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_lie_last(x[:1]) else x.contiguous()
 
 
-class _Shape(NamedTuple):
-    sizes: tuple[int, ...]
-    last: bool  # whether channels lie last in memory, not second
-
-
-def _shape(x: Tensor) -> _Shape:
-    return _Shape(tuple(x.shape), not x.is_contiguous())
-
-
 class _Plan(NamedTuple):
     """How the work is divided among programs, and the kernels that do it: `whole`, or `sum_segments` and `finish`."""
 
     split: bool
     sums: int  # numbers that `sum_segments` stores
-    sizes: tuple[int, ...]  # channels, pixels, width, rows, strips
+    sizes: tuple[int, ...]  # units of channels, pixels, width, rows, strips
     rows_per_segment: int
     segments: int  # of a map
     segments_per_program: int
@@ -163,11 +181,12 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    shape: _Shape,
+    shape: torch.Size,
+    last: bool,
     dtype: torch.dtype,
     device: torch.device,
     bands: bool,
-    steps: tuple[bool, bool, bool, bool] | None,
+    add: bool | None,
     _dtypes: tuple[torch.dtype, ...],
     split: bool | None,
     programs_per_strip: int | None,
@@ -175,9 +194,9 @@ def _plan(
 ) -> _Plan:
     """Return the plan for everything that Triton may specialise a kernel on; it keeps the compiled kernels.
 
-    `steps` says whether there is a gate, a residual, a ReLU and a norm; None if maps are only measured.
+    `last` says that channels lie last in memory, `add` whether there is a residual; None if maps are only measured.
     """
-    (batch, channels, *sides), last = shape
+    batch, channels, *sides = shape
     n = 1
     for side in sides:
         n *= side
@@ -206,7 +225,9 @@ def _plan(
         programs_per_strip = -(-PROGRAMS_PER_PROCESSOR * processors(device) // (tiles * strips * batch))
     segments_per_program = -(-parts // programs_per_strip)
     rows_written = 2 * -(-rows // (2 * min(programs_per_strip, -(-rows // ROWS_WRITTEN))))
-    constants = (maps, pairs, last, channels % maps == 0, bands)
+    # Channels are passed as a multiple of the unit that a thread loads at once, so that Triton knows their alignment.
+    unit = math.gcd(channels, 16 // dtype.itemsize) if last else 1
+    constants = (maps, pairs, unit, last, bands)
     warps = max(1, min(8, maps * pairs // (32 * pairs_per_thread)))
     # As few registers as possible without much spilling: the more programs run at once, the better they hide latency.
     if last:
@@ -221,11 +242,11 @@ def _plan(
         pdl = {"launch_pdl": True} if early else {}
         return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
 
-    measure, flags, all_strips = steps is None, steps or (), tiles * strips * batch
+    measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
     return _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
-        (channels, n, width, rows, strips),
+        (channels // unit, n, width, rows, strips),
         rows_per_segment,
         segments,
         segments_per_program,
@@ -243,21 +264,21 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_REALIGN_SIZES)
 def _realign_whole(
     x, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    channels, n, width, rows, strips, rows_per_segment, segments,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    RELU: tl.constexpr, NORM: tl.constexpr,
+    gated, normed, least, units, n, width, rows, strips, rows_per_segment, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     begin = image * channels * n
     x += begin
-    gate = tl.load(gates + image).to(tl.float32) if GATED else 1.0
-    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
-    wanted = tl.where(gate > 0, segments, 0) if GATED else segments  # closed images are not measured
+    gate = tl.load(gates + image * gated)
+    pivot = pivot_of(x, channel, channels, n, width, LAST)
+    wanted = tl.where(gate > 0, segments, 0)  # closed images are not measured
     low, high, low2, high2, _, _ = _sum_all_segments(
         x,
         channel,
@@ -272,32 +293,32 @@ def _realign_whole(
         MAPS,
         PAIRS,
         LAST,
-        EVEN,
         BANDS,
         False,
     )
-    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
     start, gain, gain_of_mean, moves = coefficients(
-        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS
     )
     for done in range(segments):  # backwards: the rows read last may still be in the cache
         top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
         _write(
-            x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-            channels, n, width, rows, PAIRS, LAST, EVEN, BANDS, ADD, RELU,
+            x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves, least,
+            channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_WHOLE_SIZES)
 def _measure_whole(
-    x, found, channels, n, width, rows, strips, rows_per_segment, segments,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,
+    x, found, units, n, width, rows, strips, rows_per_segment, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     x += image * channels * n
-    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
+    pivot = pivot_of(x, channel, channels, n, width, LAST)
     low, high, low2, high2, square, rough = _sum_all_segments(
         x,
         channel,
@@ -312,7 +333,6 @@ def _measure_whole(
         MAPS,
         PAIRS,
         LAST,
-        EVEN,
         BANDS,
         True,
     )
@@ -323,7 +343,7 @@ def _measure_whole(
 def _sum_all_segments(
     x, channel, pivot, channels, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, ALL: tl.constexpr,
+    BANDS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Sums of `sums_with_bands` over all segments."""
     nothing = tl.zeros([MAPS], tl.float32)
@@ -331,14 +351,14 @@ def _sum_all_segments(
     for segment in range(segments):
         top, bottom, column = _segment_bounds(segment, rows, strips, rows_per_segment, PAIRS, LAST)
         if BANDS:
-            state = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST, EVEN)
+            state = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST)
             sums, _ = sums_with_bands(
                 x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
-                MAPS, PAIRS, LAST, EVEN, ALL,
+                MAPS, PAIRS, LAST, ALL,
             )  # fmt: skip
         else:
             sums = sums_without_bands(
-                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST, EVEN
+                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST
             )  # fmt: skip
         low, high, low2, high2 = low + sums[0], high + sums[1], low2 + sums[2], high2 + sums[3]
         square, rough = square + sums[4], rough + sums[5]
@@ -353,25 +373,26 @@ def _segment_bounds(segment, rows, strips, rows_per_segment, PAIRS: tl.constexpr
     return top, tl.minimum(top + rows_per_segment, rows), first_columns(segment - part * strips, PAIRS, LAST)
 
 
-@triton.jit(do_not_specialize=["segments_per_program"])  # what depends on the batch must not change the code
+@triton.jit(do_not_specialize=_SUM_SIZES)
 def _sum_segments(
-    x, sums, channels, n, width, rows, strips, rows_per_segment, segments, segments_per_program,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, ALL: tl.constexpr,
+    x, sums, units, n, width, rows, strips, rows_per_segment, segments, segments_per_program,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Store the sums of `segments_per_program` segments of a strip, one below the other."""
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     kept: tl.constexpr = 7 if ALL else 5
     parts = strips * tl.cdiv(segments // strips, segments_per_program)
     image, part, channel = program_tile(channels, parts, MAPS)
     x += image * channels * n
-    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
+    pivot = pivot_of(x, channel, channels, n, width, LAST)
     inside = channel < channels
     above = part // strips  # programs further up in the same strip
     strip, first = part - above * strips, above * segments_per_program
     column = first_columns(strip, PAIRS, LAST)
     if BANDS:
-        state = start_strip(x, channel, first * rows_per_segment, column, channels, n, width, PAIRS, LAST, EVEN)
+        state = start_strip(x, channel, first * rows_per_segment, column, channels, n, width, PAIRS, LAST)
     sums += (image * segments + first * strips + strip) * kept * channels + channel
     for segment in range(first, tl.minimum(first + segments_per_program, segments // strips)):
         top = segment * rows_per_segment
@@ -379,11 +400,11 @@ def _sum_segments(
         if BANDS:
             found, state = sums_with_bands(
                 x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
-                MAPS, PAIRS, LAST, EVEN, ALL,
+                MAPS, PAIRS, LAST, ALL,
             )  # fmt: skip
         else:
             found = sums_without_bands(
-                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST, EVEN
+                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST
             )  # fmt: skip
         tl.store(sums, pivot, mask=inside)
         for k in tl.static_range(kept - 1):
@@ -391,56 +412,57 @@ def _sum_segments(
         sums += strips * kept * channels
 
 
-@triton.jit(do_not_specialize=["rows_written"])
+@triton.jit(do_not_specialize=_WRITE_SIZES)
 def _write_rows(
     x, sums, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    channels, n, width, rows, strips, rows_written, segments,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    RELU: tl.constexpr, NORM: tl.constexpr,
+    gated, normed, least, units, n, width, rows, strips, rows_written, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write `rows_written` rows of a strip, from the sums of all segments."""
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     image, part, channel = program_tile(channels, strips * tl.cdiv(rows, rows_written), MAPS)
     begin = image * channels * n
-    gate = tl.load(gates + image).to(tl.float32) if GATED else 1.0
+    gate = tl.load(gates + image * gated)
     pivot, low, high, low2, high2, _, _ = _load_sums(sums, image, channel, channels, segments, MAPS, False)
-    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
     start, gain, gain_of_mean, moves = coefficients(
-        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS
     )
     top, bottom, column = _segment_bounds(part, rows, strips, rows_written, PAIRS, LAST)
     _write(
-        x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-        channels, n, width, rows, PAIRS, LAST, EVEN, BANDS, ADD, RELU,
+        x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves, least,
+        channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
     )  # fmt: skip
 
 
 @triton.jit
 def _write(
-    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, channels, n, width, rows,
+    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, least, channels, n, width, rows,
     PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+    BANDS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     if BANDS:
         write_with_bands(
-            x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-            channels, n, width, rows, PAIRS, LAST, EVEN, ADD, RELU,
+            x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, least,
+            channels, n, width, rows, PAIRS, LAST, ADD,
         )  # fmt: skip
     else:
         write_without_bands(
-            x, residual, out, channel, top, bottom, column, start, gain, moves,
-            channels, n, width, PAIRS, LAST, EVEN, ADD, RELU,
+            x, residual, out, channel, top, bottom, column, start, gain, moves, least,
+            channels, n, width, PAIRS, LAST, ADD,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_MAP_SIZES)
 def _moments_from_sums(
-    sums, found, channels, n, width, rows, strips, segments,  # noqa: ARG001
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,  # noqa: ARG001
+    sums, found, units, n, width, rows, strips, segments,  # noqa: ARG001
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
+    BANDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     pivot, low, high, low2, high2, square, rough = _load_sums(sums, image, channel, channels, segments, MAPS, True)
     store_moments(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
