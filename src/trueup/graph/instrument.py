@@ -40,8 +40,9 @@ class Instrumented(nn.Module):
     does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on modules that contain
     others do not run.
 
-    A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add" and "relu". It is then called
-    with the input of that chain and `norm=` (the module), `residual=`, `order=` and `relu=`. This happens only where
+    A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add", "relu" and "relu6". It is
+    then called with the input of that chain and `norm=` (the module), `residual=`, `order=`, `relu=` and, for a ReLU6,
+    `ceiling=`. This happens only where
     nothing else can tell: the neighbours are torch's own, nothing else reads the values in between, nothing is placed
     there, and no hook exists when this module is made.
 

@@ -49,34 +49,39 @@ def realign(
     residual: Any = None,
     order: Order = "value first",
     relu: bool = False,
+    ceiling: float | None = None,
     channels: int = 1,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
 
-    `residual` is None or anything that torch can add; `order` says how torch would add it. `channels` is the dimension
-    of `a` that holds the channels. An image's result does not depend on the batch or on the number of threads, to the
-    last bit. Values that are not moved are rounded as by torch's operators one after the other, unless a norm is fused:
-    that is not rounded in between.
+    `residual` is None or anything that torch can add; `order` says how torch would add it. With a `relu`, values are
+    also limited to `ceiling`. `channels` is the dimension of `a` that holds the channels. An image's result does not
+    depend on the batch or on the number of threads, to the last bit. Values that are not moved are rounded as by
+    torch's operators one after the other, unless a norm is fused: that is not rounded in between.
     """
     out: Tensor
+    if a.is_cuda and nothing_watches(a, residual, gate) and _has_compiled_maps(a):
+        like = residual is None or same_layout(a, residual)
+        if like and (norm is None or norm_keeps_layout(a)):
+            with _current_device(a):
+                out = _fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
+            return out
     if not (residual is None or same_layout(a, residual)):
         out = add(realign(a, reference, gate, norm=norm, channels=channels), residual, order)
-        return out.relu() if relu else out
+        return plain.add_and_relu(out, None, relu, ceiling)
     if channels != 1:  # `movedim` makes a view even where nothing moves: a microsecond, dozens of times per forward
         beside = None if residual is None else residual.movedim(channels, 1)
-        out = realign(a.movedim(channels, 1), reference, gate, norm=norm, residual=beside, relu=relu)
+        out = realign(a.movedim(channels, 1), reference, gate, norm=norm, residual=beside, relu=relu, ceiling=ceiling)
         return out.movedim(1, channels)
     if norm is not None and (not _realign_fuses_norm(a) or norm.needs_derivatives(a, residual)):
         a, norm = norm(a), None
     if not _has_compiled_maps(a) or has_tangent(a, residual):
-        return plain.realign(a, reference, gate, residual, relu)
-    if nothing_watches(a, residual, gate):
-        arguments = (reference, gate, residual, relu)
-        out = _compute_realign(a, *arguments) if norm is None else _compute_realign(a, *arguments, norm)
-    elif norm is None:
-        out = torch.ops.trueup.realign.default(a, reference, gate, residual, relu)
+        return plain.realign(a, reference, gate, residual, relu, ceiling)
+    arguments = (reference, gate, residual, relu, ceiling)
+    if norm is None:
+        out = torch.ops.trueup.realign.default(a, *arguments)
     else:
-        out = torch.ops.trueup.realign_after_norm.default(a, *norm, reference, gate, residual, relu)
+        out = torch.ops.trueup.realign_after_norm.default(a, *norm, *arguments)
     return out
 
 
@@ -221,17 +226,27 @@ def _compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
     return out.as_strided(x.shape, x.stride())
 
 
-def _compute_realign(x: Tensor, *arguments: Any) -> Tensor:
-    with _current_device(x):
-        out: Tensor = _fastest("realign", x.device.type)(x, *arguments)
-    return out
+def _compute_realign(
+    x: Tensor,
+    reference: Tensor,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+    ceiling: float | None = None,
+    norm: BatchNorm | None = None,
+) -> Tensor:
+    out: Tensor
+    if x.is_cuda and _COMPILED["cuda"]:
+        with _current_device(x):
+            out = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
+        return out
+    out = _fastest("realign", x.device.type)(x if norm is None else norm(x), reference, gate, residual, relu)
+    return out if ceiling is None else out.clamp(max=ceiling)
 
 
 def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
-    norm, rest = BatchNorm(*arguments[:5]), arguments[5:]
-    if not (x.is_cuda and _COMPILED["cuda"]):
-        return _compute_realign(norm(x), *rest)
-    return _compute_realign(x, *rest, norm)
+    (reference, gate, residual, relu), ceiling = arguments[5:9], arguments[9] if len(arguments) > 9 else None
+    return _compute_realign(x, reference, gate, residual, relu, ceiling, BatchNorm(*arguments[:5]))
 
 
 def _compute_moments(x: Tensor, bands: bool) -> Tensor:

@@ -61,7 +61,7 @@ ARCHITECTURES = (
     Architecture("ViT-S/16", _small_vision_transformer, convolutional=False),
     Architecture("Swin-T", _torchvision("swin_t"), convolutional=False),
     Architecture("DeepLabV3-MobileNet", _torchvision("deeplabv3_mobilenet_v3_large", weights_backbone=None)),
-    Architecture("ResNet-20", lambda: models.load("resnet20-bn-cifar10"), size=32),
+    Architecture("ResNet-20", lambda: models.ResNet20("bn"), size=32),
 )
 
 
@@ -78,8 +78,6 @@ def settled(model: nn.Module, size: int = 224) -> nn.Module:
     """Set the batch norm statistics of an untrained model, so that activations neither vanish nor explode."""
     device = next(model.parameters()).device
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    if any(norm.running_mean is not None and norm.running_mean.any() for norm in norms):  # trained
-        return model.eval()
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean over batches

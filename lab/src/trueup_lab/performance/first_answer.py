@@ -1,6 +1,6 @@
-"""Time from `correct` to the first answer, in a process of its own: with an empty cache of compiled kernels, then a full one.
+"""Time from `correct` to the first answer, in new processes: with an empty cache of compiled kernels, then a full one.
 
-Run as a program, it is that process: `python -m trueup_lab.performance.first_answer FOLDER ARCHITECTURE DEVICE`.
+Run as a program, it is such a process: `python -m trueup_lab.performance.first_answer FOLDER ARCHITECTURE DEVICE`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,7 @@ WHOLE_ROWS = 56  # most rows of a map that is a single segment, if it is one str
 CACHE_LINE = 128  # bytes: the channels of a program, if they lie last
 MAX_HALVINGS = 2  # how often the channels of a program, and the work of its threads, are halved if programs are few
 STRIP_COLUMNS = {True: 16, False: 64}  # most columns of a strip: if channels lie last, and otherwise
+PLAIN_COLUMNS = 64  # the same without bands, where any width will do
 
 # Arguments that Triton would compile other code for if they are 1 or a multiple of 16: a model has many sizes of maps,
 # and the order of summation must not depend on them.
@@ -50,8 +52,6 @@ _WHOLE_SIZES = [*_MAP_SIZES, "rows_per_segment"]
 _REALIGN_SIZES = [*_WHOLE_SIZES, "gated", "normed"]
 _SUM_SIZES = [*_WHOLE_SIZES, "segments_per_program"]
 _WRITE_SIZES = [*_MAP_SIZES, "gated", "normed", "rows_written"]
-_NO_LIMIT = float("-inf")
-
 _SUMS = 5  # stored per segment: the pivot, and the first four sums of `sums_with_bands`
 _ALL_SUMS = 7  # for `moments`: the pivot, and all six sums
 
@@ -62,18 +62,23 @@ def realign(
     gate: Tensor | None = None,
     residual: Tensor | None = None,
     relu: bool = False,
+    ceiling: float | None = None,
     norm: BatchNorm | None = None,
+    channels: int = 1,
 ) -> Tensor:
-    """As `plain.realign`, for float32, bfloat16 or float16 `(batch, channels, ...)`; the result has the layout of `x`.
+    """As `plain.realign`, for float32, bfloat16 or float16 maps; the result has the layout of `x`.
 
-    A `norm` is applied to `x` first. The result is rounded once, so values that are not moved come out as from torch's
-    operators one after the other, unless there is a norm.
+    `channels` is the dimension of `x` that holds the channels. A `norm` is applied to `x` first. The result is rounded
+    once, so values that are not moved come out as from torch's operators one after the other, unless there is a norm.
     """
-    dense = _in_order(x)
+    if channels != 1 and not (channels == x.dim() - 1 and x.is_contiguous()):
+        beside = None if residual is None else residual.movedim(channels, 1)
+        return realign(x.movedim(channels, 1), reference, gate, beside, relu, ceiling, norm).movedim(1, channels)
+    dense = aligned(x) if channels != 1 else _in_order(x)
     out = torch.empty_like(dense)
     if residual is not None and residual.stride() != dense.stride():
         residual = torch.empty_like(dense).copy_(residual)
-    realign_maps(dense, reference, gate, out, residual, relu, norm)
+    realign_maps(dense, reference, gate, out, residual, relu, ceiling, norm, channels)
     return out if dense is x or dense.stride() == x.stride() else torch.empty_like(x).copy_(out)
 
 
@@ -89,7 +94,9 @@ def realign_maps(
     out: Tensor,
     residual: Tensor | None = None,
     relu: bool = False,
+    ceiling: float | None = None,
     norm: BatchNorm | None = None,
+    channels: int = 1,
     *,
     split: bool | None = None,
     programs_per_strip: int | None = None,
@@ -102,24 +109,30 @@ def realign_maps(
     """
     if x.numel() == 0:
         return
-    mean, variance, weight, bias, epsilon = (x, x, x, x, 0.0) if norm is None else norm
-    if norm is not None:
-        mean, variance, weight, bias = _ready(mean), _ready(variance), _ready(weight), _ready(bias)
-    gates = _one(x.device) if gate is None else _ready(gate if gate.dtype == torch.float32 else gate.float())
+    # Few calls into torch: on the host, they take longer than the kernels of a small layer on a GPU.
+    device, dtype = x.device, x.dtype
+    gated, gates = (0, _one(device)) if gate is None else (1, _ready(gate.float()))
+    if norm is None:
+        normed, mean, variance, weight, bias, epsilon = 0, x, x, x, x, 0.0
+    else:
+        mean, variance, weight, bias, epsilon = norm
+        normed = 1
+        even = mean.is_contiguous() and variance.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
+        if not even or (mean.data_ptr() | variance.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15:
+            mean, variance, weight, bias = _ready(mean), _ready(variance), _ready(weight), _ready(bias)
     reference = _ready(reference)
     dtypes = (reference.dtype, mean.dtype, variance.dtype, weight.dtype, bias.dtype)
-    plan = _plan(
-        x.shape, not x.is_contiguous(), x.dtype, x.device, reference.shape[1] == 3, residual is not None, dtypes,
-        split, programs_per_strip, halvings,
-    )  # fmt: skip
-    steps = (int(gate is not None), int(norm is not None), 0.0 if relu else _NO_LIMIT)
-    tensors = (reference, gates, x if residual is None else aligned(residual), out, mean, variance, weight, bias)
+    bands, add = reference.shape[1] == 3, residual is not None
+    shape, strides = x.shape, x.stride()
+    plan = _plan(shape, strides, channels, dtype, device, bands, add, dtypes, split, programs_per_strip, halvings)
+    numbers = (epsilon, gated, normed, 0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling)
+    tensors = (reference, gates, aligned(residual) if residual is not None else x, out, mean, variance, weight, bias)
     if plan.split:
-        sums = x.new_empty(plan.sums, dtype=torch.float32)
-        plan.sum_segments(x, sums, *plan.sizes, plan.rows_per_segment, plan.segments, plan.segments_per_program)
-        plan.finish(x, sums, *tensors, epsilon, *steps, *plan.sizes, plan.rows_written, plan.segments)
+        sums = torch.empty(plan.sums, dtype=torch.float32, device=device)
+        plan.sum_segments(x, sums, *plan.sum_sizes)
+        plan.finish(x, sums, *tensors, *numbers, *plan.write_sizes)
     else:
-        plan.whole(x, *tensors, epsilon, *steps, *plan.sizes, plan.rows_per_segment, plan.segments)
+        plan.whole(x, *tensors, *numbers, *plan.whole_sizes)
 
 
 def measure_maps(
@@ -134,15 +147,14 @@ def measure_maps(
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
-    plan = _plan(
-        x.shape, not x.is_contiguous(), x.dtype, x.device, bands, None, (), split, programs_per_strip, halvings
-    )
+    division = (split, programs_per_strip, halvings)
+    plan = _plan(x.shape, x.stride(), 1, x.dtype, x.device, bands, None, (), *division)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
-        plan.sum_segments(x, sums, *plan.sizes, plan.rows_per_segment, plan.segments, plan.segments_per_program)
-        plan.finish(sums, found, *plan.sizes, plan.segments)
+        plan.sum_segments(x, sums, *plan.sum_sizes)
+        plan.finish(sums, found, *plan.moment_sizes)
     else:
-        plan.whole(x, found, *plan.sizes, plan.rows_per_segment, plan.segments)
+        plan.whole(x, found, *plan.whole_sizes)
     return found
 
 
@@ -169,11 +181,11 @@ class _Plan(NamedTuple):
 
     split: bool
     sums: int  # numbers that `sum_segments` stores
-    sizes: tuple[int, ...]  # units of channels, pixels, width, rows, strips
-    rows_per_segment: int
-    segments: int  # of a map
-    segments_per_program: int
-    rows_written: int  # by a program
+    # Arguments of the kernels: units of channels, pixels, width, rows and strips, and how strips are divided.
+    whole_sizes: tuple[int, ...]
+    sum_sizes: tuple[int, ...]
+    write_sizes: tuple[int, ...]
+    moment_sizes: tuple[int, ...]
     whole: Launch
     sum_segments: Launch
     finish: Launch
@@ -182,7 +194,8 @@ class _Plan(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _plan(
     shape: torch.Size,
-    last: bool,
+    strides: tuple[int, ...],
+    channel_dim: int,
     dtype: torch.dtype,
     device: torch.device,
     bands: bool,
@@ -194,19 +207,22 @@ def _plan(
 ) -> _Plan:
     """Return the plan for everything that Triton may specialise a kernel on; it keeps the compiled kernels.
 
-    `last` says that channels lie last in memory, `add` whether there is a residual; None if maps are only measured.
+    `add` says whether there is a residual; None if maps are only measured.
     """
-    batch, channels, *sides = shape
+    batch, channels = shape[0], shape[channel_dim]
+    sides = [side for dim, side in enumerate(shape) if dim not in (0, channel_dim)]
+    last = channel_dim != 1 or not _is_contiguous(shape, strides)  # whether channels lie last in memory, not second
     n = 1
     for side in sides:
         n *= side
-    width = sides[-1] if bands else min(_power_of_two(n), STRIP_COLUMNS[last])  # without bands, any width will do
+    columns = STRIP_COLUMNS[last] if bands else PLAIN_COLUMNS
+    width = sides[-1] if bands else columns
     rows = -(-n // width)
-    pairs = _power_of_two(min(-(-width // 2), STRIP_COLUMNS[last] // 2))
+    pairs = columns // 2 if last or not bands else _power_of_two(min(-(-width // 2), columns // 2))
     strips = -(-width // (2 * pairs))
-    longer = 1 if bands else 4  # a row is less work without bands
-    divided = rows > 2 and (strips > 1 or rows > longer * WHOLE_ROWS)
-    parts = max(2, -(-rows // (longer * SEGMENT_ROWS))) if divided else 1  # segments per strip
+    longer = 1 if bands else PLAIN_COLUMNS // STRIP_COLUMNS[True]  # rows are, without bands
+    divided = rows > 2 and (strips > 1 or rows > WHOLE_ROWS // longer)
+    parts = max(2, -(-rows // max(2, SEGMENT_ROWS // longer))) if divided else 1  # segments per strip
     rows_per_segment = 2 * -(-rows // (2 * parts))
     segments = strips * parts
     if split is None:
@@ -229,34 +245,39 @@ def _plan(
     unit = math.gcd(channels, 16 // dtype.itemsize) if last else 1
     constants = (maps, pairs, unit, last, bands)
     warps = max(1, min(8, maps * pairs // (32 * pairs_per_thread)))
-    # As few registers as possible without much spilling: the more programs run at once, the better they hide latency.
-    if last:
-        registers = 88 + 10 * pairs_per_thread if bands else 64 + 4 * pairs_per_thread
-    else:
-        registers = 64 + 8 * pairs_per_thread + (0 if split else 32)
     # No fusion of multiplications and additions: the kernels would differ in the last bit.
-    options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
+    options = {"num_warps": warps, "enable_fp_fusion": False}
 
     def launch(kernel: Any, programs: int, *more: bool) -> Launch:
         early = starts_early(device, programs)
         pdl = {"launch_pdl": True} if early else {}
         return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
 
+    sizes = (channels // unit, n, width, rows, strips)
     measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
     return _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
-        (channels // unit, n, width, rows, strips),
-        rows_per_segment,
-        segments,
-        segments_per_program,
-        rows_written,
+        (*sizes, rows_per_segment, segments),
+        (*sizes, rows_per_segment, segments, segments_per_program),
+        (*sizes, rows_written, segments),
+        (*sizes, segments),
         launch(_measure_whole if measure else _realign_whole, tiles * batch, *flags),
         launch(_sum_segments, all_strips * -(-parts // segments_per_program), measure),
         launch(_moments_from_sums, tiles * batch)
         if measure
         else launch(_write_rows, all_strips * -(-rows // rows_written), *flags),
     )
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """As torch has it: the strides of dimensions of length 1 do not count."""
+    expected = 1
+    for side, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if side != 1 and stride != expected:
+            return False
+        expected *= side
+    return True
 
 
 def _power_of_two(n: int) -> int:
@@ -267,7 +288,7 @@ def _power_of_two(n: int) -> int:
 @triton.jit(do_not_specialize=_REALIGN_SIZES)
 def _realign_whole(
     x, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    gated, normed, least, units, n, width, rows, strips, rows_per_segment, segments,
+    gated, normed, least, most, units, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
@@ -303,7 +324,8 @@ def _realign_whole(
     for done in range(segments):  # backwards: the rows read last may still be in the cache
         top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
         _write(
-            x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves, least,
+            x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+            least, most,
             channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
         )  # fmt: skip
 
@@ -415,7 +437,7 @@ def _sum_segments(
 @triton.jit(do_not_specialize=_WRITE_SIZES)
 def _write_rows(
     x, sums, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    gated, normed, least, units, n, width, rows, strips, rows_written, segments,
+    gated, normed, least, most, units, n, width, rows, strips, rows_written, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
@@ -432,25 +454,28 @@ def _write_rows(
     )
     top, bottom, column = _segment_bounds(part, rows, strips, rows_written, PAIRS, LAST)
     _write(
-        x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves, least,
+        x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+        least, most,
         channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
     )  # fmt: skip
 
 
 @triton.jit
 def _write(
-    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, least, channels, n, width, rows,
+    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+    least, most, channels, n, width, rows,
     PAIRS: tl.constexpr, LAST: tl.constexpr,
     BANDS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     if BANDS:
         write_with_bands(
-            x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, least,
+            x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+            least, most,
             channels, n, width, rows, PAIRS, LAST, ADD,
         )  # fmt: skip
     else:
         write_without_bands(
-            x, residual, out, channel, top, bottom, column, start, gain, moves, least,
+            x, residual, out, channel, top, bottom, column, start, gain, moves, least, most,
             channels, n, width, PAIRS, LAST, ADD,
         )  # fmt: skip
 

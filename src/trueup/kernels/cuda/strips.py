@@ -16,8 +16,8 @@ read, and squares of values far from zero would cancel in float32. If the first 
 Constants of the kernels: `MAPS` is the number of channels of a program and `PAIRS` that of column pairs of a strip.
 `LAST` says that channels lie last in memory, `BANDS` that maps have a low and a high band, `ALL` that all moments are
 wanted and not only those that `realign` needs, `ADD` that a residual is added. What else a call may ask for is an
-argument: every constant doubles the number of kernels that a model has to compile. A ReLU is `least`, the value that
-results are raised to: 0, or minus infinity without one.
+argument: every constant doubles the number of kernels that a model has to compile. A ReLU is the limits of the results,
+`least` and `most`: 0 or minus infinity, and infinity or 6.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _evidence(reference, gate, channel, statistic, which, channels, k: tl.conste
 
 @triton.jit
 def write_without_bands(
-    x, residual, out, channel, top, bottom, column, start, gain, moves, least, channels, n, width,
+    x, residual, out, channel, top, bottom, column, start, gain, moves, least, most, channels, n, width,
     PAIRS: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write rows `top` to `bottom - 1` as start + gain * value."""
@@ -334,13 +334,14 @@ def write_without_bands(
         added0, added1 = _load_pair(beside, offsets, mask0, mask1) if ADD else (value0, value1)
         new0 = tl.fma(value0.to(tl.float32), gain[:, None], start[:, None])
         new1 = tl.fma(value1.to(tl.float32), gain[:, None], start[:, None])
-        _store(to + offsets[1], new0, added0, moves[:, None], least, mask0, ADD)
-        _store(to + offsets[4], new1, added1, moves[:, None], least, mask1, ADD)
+        _store(to + offsets[1], new0, added0, moves[:, None], least, most, mask0, ADD)
+        _store(to + offsets[4], new1, added1, moves[:, None], least, most, mask1, ADD)
 
 
 @triton.jit
 def write_with_bands(
-    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, least, channels, n, width, rows,
+    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+    least, most, channels, n, width, rows,
     PAIRS: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write rows `top` to `bottom - 1` as start + gain * value + gain_of_mean * local mean.
@@ -350,7 +351,7 @@ def write_with_bands(
     distance: tl.constexpr = 1 if LAST else PAIRS
     masks, down = _neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
     offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
-    rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None], least
+    rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None], least, most
     above, here, values = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST)
     row = _row_pointer(x, top + 1, channel, column, channels, n, width, LAST)
     weights = _neighbour_weight(column, width), _neighbour_weight(column + distance, width)
@@ -407,24 +408,25 @@ def _load_pair(row, offsets, mask0, mask1):
 @triton.jit
 def _write_row(to, offsets, nine, values, weights, row_weight, rule, added, masks, ADD: tl.constexpr):
     """Write one row of `write_with_bands`. `nine` are sums over 3 x 3 neighbourhoods."""
-    start, gain, gain_of_mean, moves, least = rule
+    start, gain, gain_of_mean, moves, least, most = rule
     local0, local1 = nine[0] * (weights[0] * row_weight)[None, :], nine[1] * (weights[1] * row_weight)[None, :]
     # Local means of maps that are not moved may be NaN.
     new0 = tl.fma(tl.where(moves, local0, 0.0), gain_of_mean, tl.fma(values[0].to(tl.float32), gain, start))
     new1 = tl.fma(tl.where(moves, local1, 0.0), gain_of_mean, tl.fma(values[1].to(tl.float32), gain, start))
-    _store(to + offsets[1], new0, added[0], moves, least, masks[1], ADD)
-    _store(to + offsets[4], new1, added[1], moves, least, masks[4], ADD)
+    _store(to + offsets[1], new0, added[0], moves, least, most, masks[1], ADD)
+    _store(to + offsets[4], new1, added[1], moves, least, most, masks[4], ADD)
 
 
 @triton.jit
-def _store(out, value, added, moves, least, inside, ADD: tl.constexpr):
-    """Add the residual, raise to `least`, and store. Unmoved values are rounded as if this were done in steps."""
+def _store(out, value, added, moves, least, most, inside, ADD: tl.constexpr):
+    """Add the residual, limit the sum, and store. Unmoved values are rounded as if this were done in steps."""
     dtype: tl.constexpr = out.dtype.element_ty
     if dtype == tl.float16:  # a reference may lie outside float16's range
         value = tl.where(moves, clamp_to_float16(value), value)
     if ADD:
         value += added.to(tl.float32)
     value = tl.maximum(value, least, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.minimum(value, most, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out, value.to(dtype), mask=inside)
 
 
