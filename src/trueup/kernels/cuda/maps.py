@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.cuda.batch_norm import scale_and_shift
+from trueup.kernels.cuda.compile_ahead import start_compiling
 from trueup.kernels.cuda.launch import Launch, aligned, processors, starts_early, wait_for_previous_kernel
 from trueup.kernels.cuda.strips import (
     coefficients,
@@ -200,7 +201,7 @@ def _plan(
     device: torch.device,
     bands: bool,
     add: bool | None,
-    _dtypes: tuple[torch.dtype, ...],
+    dtypes: tuple[torch.dtype, ...],
     split: bool | None,
     programs_per_strip: int | None,
     halvings: int | None,
@@ -255,7 +256,7 @@ def _plan(
 
     sizes = (channels // unit, n, width, rows, strips)
     measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
-    return _Plan(
+    plan = _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
         (*sizes, rows_per_segment, segments),
@@ -268,6 +269,31 @@ def _plan(
         if measure
         else launch(_write_rows, all_strips * -(-rows // rows_written), *flags),
     )
+    if not measure:
+        _start_compiling(plan, dtype, dtypes, device)
+    return plan
+
+
+def _start_compiling(plan: _Plan, dtype: torch.dtype, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
+    """Start to compile the kernels of a plan, and those that differ from them only in the residual."""
+    reference, *norm = dtypes
+    tensors = (reference, torch.float32, dtype, dtype, *norm)
+    numbers = (1e-5, 0, 0, 0.0, 0.0)
+    sizes = (2,) * len(plan.write_sizes)  # any will do, as kernels are not specialised on them
+    needed = {plan.whole: (dtype, *tensors, *numbers, *sizes)}
+    if plan.split:
+        needed = {
+            plan.sum_segments: (dtype, torch.float32, *sizes, 2),
+            plan.finish: (dtype, torch.float32, *tensors, *numbers, *sizes),
+        }
+    for launch, types in needed.items():
+        launch.compiling = start_compiling(
+            launch.kernel, types, launch.constants, tuple(launch.options.items()), device
+        )
+    for launch, types in needed.items():
+        if launch is not plan.sum_segments:
+            *others, add = launch.constants
+            start_compiling(launch.kernel, types, (*others, not add), tuple(launch.options.items()), device)
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
