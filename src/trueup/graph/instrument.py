@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from trueup.graph.clone import device_of, loose_tensors
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
+from trueup.graph.hoist import hoisted
 from trueup.graph.rewire import call_before_output, combine_values, defer_norm, insert_after, read_values, replace_chain
 from trueup.graph.site import Site
 from trueup.graph.trace import Place, Trace, retrace
@@ -149,6 +150,7 @@ class Instrumented(nn.Module):
             if "batch_norm" in fuses and list(start.users) == [call] and can_defer_norm(self, start, call):
                 defer_norm(graph, start, call)
         graph.lint()
+        graph.on_generate_code(hoisted)
         corrected = type(fx.GraphModule(self, graph)).forward
 
         def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,16 @@ exact place, plus `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/ker
 
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.curve import curve_of
-from trueup.kernels.dispatch import Order, add, gate_values, moments, quantile_rows, realign, transport
+from trueup.kernels.dispatch import (
+    Order,
+    add,
+    gate_values,
+    load_backend,
+    moments,
+    quantile_rows,
+    realign,
+    transport,
+)
 from trueup.kernels.layout import as_rows
 
 __all__ = [
@@ -22,6 +31,7 @@ __all__ = [
     "as_rows",
     "curve_of",
     "gate_values",
+    "load_backend",
     "moments",
     "quantile_rows",
     "realign",

@@ -163,6 +163,12 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     return out
 
 
+def load_backend(device: torch.device | None) -> None:
+    """Import the backend of a device now: on CUDA that takes half a second, which the first answer need not wait for."""
+    if device is not None and _COMPILED.get(device.type):
+        _fastest("realign", device.type)
+
+
 def add(value: Any, residual: Any, order: Order) -> Any:
     """Add as torch does in the model: the dtype, shape and layout of the sum may depend on the order."""
     if order == "in place":

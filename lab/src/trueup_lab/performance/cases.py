@@ -43,6 +43,12 @@ def _with_paper(name: str, needs: str, reach: float, architecture: Architecture,
     return _network(f"{architecture.name}, {name}", needs, reach, Network(architecture, rules=rules, **options))
 
 
+def _memory(architecture: Architecture, batch: int) -> PerformanceCase:
+    name = f"{architecture.name}, batch {batch}, bfloat16: peak memory"
+    network = Network(architecture, batch, dtype=torch.bfloat16, channels_last=architecture.convolutional)
+    return PerformanceCase(name, "cuda", lambda device: network.measure_memory(device, name, 1.1))
+
+
 def _table(architecture: Architecture) -> Iterator[PerformanceCase]:
     """The rows of the table on a GPU."""
     name = architecture.name
@@ -58,9 +64,7 @@ def _table(architecture: Architecture) -> Iterator[PerformanceCase]:
     compiled: dict[str, Any] = {"batch": 64, "how": "compiled", "rules": one}
     yield _network(f"{name}, batch 64, bfloat16, compiled", "cuda", 1.15, Network(**{**half, **compiled}))
     yield _network(f"{name}, batch 64, TF32, compiled", "cuda", 1.15, Network(**{**tf32, **compiled}))
-    case = f"{name}, batch 64, bfloat16: peak memory"
-    memory = Network(**{**half, "batch": 64, "rules": one})
-    yield PerformanceCase(case, "cuda", lambda device: memory.measure_memory(device, case, 1.1))
+    yield _memory(architecture, 64)
     yield PerformanceCase(f"{name}: first answer", "cuda", functools.partial(measure_first_answer, architecture))
 
 
@@ -68,6 +72,9 @@ CASES = (
     PerformanceCase("operator, 64 x 802816", "cuda", measure_operator(64, 802_816, 2.5)),
     PerformanceCase("operator, 512 x 16384", "", measure_operator(512, 16_384, 3)),
     _with_paper("batch 256, bfloat16", "cuda", 1.35, RESNET50, batch=256, rivals=True, **_HALF),
+    _with_paper("batch 256, TF32", "cuda", 1.4, RESNET50, batch=256, channels_last=True, tf32=True),
+    _with_paper("batch 256, bfloat16, compiled", "cuda", 1.4, RESNET50, batch=256, how="compiled", **_HALF),
+    _memory(RESNET50, 256),
     _with_paper("batch 1024, bfloat16", "cuda", 1.6, RESNET20, batch=1024, rivals=True, **_HALF),
     _with_paper("batch 1024, CUDA graph", "cuda", 1.6, RESNET20, batch=1024, how="graph", **_HALF),
     _with_paper("batch 128, float32", "cpu", 1.5, RESNET20, batch=128, rivals=True, threads=2),
