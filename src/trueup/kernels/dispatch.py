@@ -164,9 +164,9 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
 
 
 def load_backend(device: torch.device | None) -> None:
-    """Import the backend of a device now: on CUDA that takes half a second, which the first answer need not wait for."""
-    if device is not None and _COMPILED.get(device.type):
-        _fastest("realign", device.type)
+    """Import the backend for CUDA now, which takes half a second that the first answer need not wait for."""
+    if device is not None and device.type == "cuda" and _COMPILED["cuda"]:
+        _fastest("realign", "cuda")
 
 
 def add(value: Any, residual: Any, order: Order) -> Any:
