@@ -422,7 +422,8 @@ def test_a_triton_grid_takes_100_000_images(device, measure):
     device, add = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else True
     for side in (8, 64):
         shape, strides = (100_000, 64, side, side), (64 * side * side, 1, 64 * side, 64)
-        plan = kernel._plan(shape, strides, 1, torch.float32, device, True, add, (), None, None, None)
+        dtypes = (torch.float64,) + 4 * (torch.float32,)
+        plan = kernel._plan(shape, strides, 1, torch.float32, device, True, add, dtypes, None, None, None)
         assert plan.split == (side > 16)
         for launch in (plan.whole, plan.sum_segments, plan.finish):
             assert max(launch.grid[1:]) <= 65_535
