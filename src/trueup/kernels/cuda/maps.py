@@ -163,11 +163,17 @@ def _ready(tensor: Tensor) -> Tensor:
     return aligned(tensor if tensor.is_contiguous() else tensor.contiguous())
 
 
-@functools.cache
 def _one(device: torch.device) -> Tensor:
     """The gate value of all images if there is no gate."""
-    with torch.inference_mode(False):
-        return torch.ones(1, device=device)
+    if (found := _ONES.get(device)) is None:
+        with torch.inference_mode(False):
+            found = torch.ones(1, device=device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # memory of a graph is not to be kept
+            _ONES[device] = found
+    return found
+
+
+_ONES: dict[torch.device, Tensor] = {}
 
 
 def _in_order(x: Tensor) -> Tensor:
