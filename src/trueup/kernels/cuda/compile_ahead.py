@@ -3,7 +3,8 @@
 Triton compiles a kernel when it is first launched, in one to two seconds, most of which is spent outside Python. A
 model needs five to ten kernels, so its first answer would take that many times as long.
 
-`TRUEUP_COMPILE_THREADS` in the environment sets the number of threads; with 0, a kernel is compiled when it is needed.
+`TRUEUP_COMPILE_THREADS` in the environment sets the number of threads. It is 0 by default, since this has not yet been
+timed on a GPU: a kernel is then compiled when it is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-THREADS = int(os.environ.get("TRUEUP_COMPILE_THREADS", min(8, (os.cpu_count() or 1) // 2)))
+THREADS = int(os.environ.get("TRUEUP_COMPILE_THREADS", "0"))
 
 
 @functools.lru_cache(maxsize=1024)
