@@ -38,7 +38,9 @@ def locked(
     descriptor = _try(beside)
     if descriptor is None:
         if not wait:
-            raise BusyError(f"another process is writing {os.fspath(path)}; wait until it ends, or choose another place")
+            raise BusyError(
+                f"another process is writing {os.fspath(path)}; wait until it ends, or choose another place"
+            )
         waiting()
         while (descriptor := _try(beside)) is None:
             time.sleep(_PAUSE)

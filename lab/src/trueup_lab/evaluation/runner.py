@@ -228,7 +228,7 @@ def _row(
         calibration_error=round(calibration_error(*seen), 4) if seen else 0.0,
         ms=float(f"{ms:.4g}"),
         data=test.origin,
-        data_seed=plan.seed if test.origin == "generated" else 0,
+        data_seed=plan.seed if test.origin.startswith("generated") else 0,
         calibrated=calibrated if needs.targets else 0,
         needs=str(needs),
         checkpoint=subject.checkpoint,
