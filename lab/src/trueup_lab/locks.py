@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if sys.platform == "win32":
@@ -50,10 +50,8 @@ def locked(
         # Removed while it is still held: whoever waits for the old file notices that it is gone, and tries again.
         if sys.platform == "win32":
             os.close(descriptor)  # Windows does not remove open files
-            try:
+            with suppress(OSError):  # in use by the next process
                 beside.unlink(missing_ok=True)
-            except OSError:
-                pass  # in use by the next process
         else:
             beside.unlink(missing_ok=True)
             os.close(descriptor)

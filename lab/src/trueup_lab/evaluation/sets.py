@@ -148,8 +148,8 @@ class Benchmark:
                 return None
             labels = torch.tensor([folder.source.files[number][1] for number in self.numbers.tolist()])
             # Stored images went through JPEG, and give other accuracies than those that are generated on the way.
-            source, origin = folder.source, "generated, jpeg" if folder.origin == "generated" else folder.origin
-            return TestSet(case, labels, origin, lambda at: _read(source, self.numbers[at.cpu()]).to(self.device))
+            source, stored = folder.source, "generated, jpeg" if folder.origin == "generated" else folder.origin
+            return TestSet(case, labels, stored, lambda at: _read(source, self.numbers[at.cpu()]).to(self.device))
         found = arrays.read(self.family, case.corruption, case.severity, self.root, seed=self.seed)
         if found is None or self.origin not in (None, found[1]):
             if self.origin == "published":
