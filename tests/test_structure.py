@@ -32,7 +32,7 @@ LAYERS = [
     {"", "cli", "__main__"},
 ]
 LAB_LAYERS = [
-    {"devices", "durations", "locks", "processes", "tables"},
+    {"devices", "durations", "locks", "processes", "tables", "tensor_files"},
     {"data", "models"},
     {"training", "evaluation"},
     {"experiments", "performance", "figures", "demo"},

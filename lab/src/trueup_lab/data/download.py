@@ -78,7 +78,9 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
             "4b34b33045869ee6d424616cd3a65da3",
             "MNIST-C",
             tuple(
-                f"MNIST-C/{name}/test_{what}.npy" for name in corruption_names("mnist-c") for what in ("images", "labels")
+                f"MNIST-C/{name}/test_{what}.npy"
+                for name in corruption_names("mnist-c")
+                for what in ("images", "labels")
             ),
         ),
     ),
@@ -113,7 +115,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
 """Files of each data set, by its name."""
 
 
-class DownloadError(RuntimeError):
+class DownloadError(OSError):
     """A download failed or is not the published file. The message names the file and the next step."""
 
 
