@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,10 @@ class Choices:
         check_variant(self.architecture, self.norm)
         if self.set not in SETS:
             raise ValueError(f"unknown set {self.set!r}; known: {', '.join(SETS)}")
+        if self.shortcut not in get_args(Shortcut):
+            raise ValueError(f"unknown shortcut {self.shortcut!r}; known: {', '.join(get_args(Shortcut))}")
+        if self.norm == "gn" and (self.groups < 1 or 16 % self.groups):
+            raise ValueError(f"groups={self.groups}: expected 1, 2, 4, 8 or 16, so that 16 channels are divisible")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"Choices(seeds={self.seeds}): expected one or more different seeds")
 
