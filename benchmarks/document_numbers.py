@@ -2,7 +2,7 @@
 
     python benchmarks/document_numbers.py
 
-A block between `<!-- NAME -->` and `<!-- /NAME -->` is replaced. A test compares every block with what this would write.
+A block between `<!-- NAME -->` and `<!-- /NAME -->` is replaced. A test compares the blocks with what this writes.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def streams_in_words(rows: list[EvaluationRow]) -> str:
         rows, lambda r: _is(r, "bn", "uncorrected", "any") and r.corruption == "identity" and r.images == 10000
     )
     return _wrapped(
-        f"With single images, the last three are lost ({single:.0f} and below, at severity 5), and on clean images they "
-        f"cost {plain - max(clean.values()):.1f} points or more. So use batch statistics where a whole batch is sure to "
-        "share one corruption and to hold all classes, and a single-image rule anywhere else."
+        f"With single images, the last three are lost ({single:.0f} and below, at severity 5), and on clean images "
+        f"they cost {plain - max(clean.values()):.1f} points or more. So use batch statistics where a whole batch is "
+        "sure to share one corruption and to hold all classes, and a single-image rule anywhere else."
     )
 
 

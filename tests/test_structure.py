@@ -150,11 +150,19 @@ def test_importing_trueup_needs_torch_numpy_and_safetensors_only():
     optional = ["typer", "rich", "numba", "matplotlib", "sklearn", "PIL", "scipy", "trueup_lab", *EXPORTERS]
     found = run(
         f"import sys; sys.modules |= dict.fromkeys({optional}); import torch, numpy, safetensors.torch;"
-        "before = set(sys.modules); import trueup;"
+        "before = set(sys.modules); import trueup; [getattr(trueup, name) for name in trueup.__all__];"
         "new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names);"
         "print(sorted(name for name in new if not name.startswith('_')))"
     )
     assert found.stdout.strip() == "['trueup']", found.stderr
+
+
+def test_names_are_imported_when_they_are_used():
+    found = run(
+        "import sys, trueup; before = 'torch' in sys.modules; from trueup import Targets;"
+        "print(before, 'torch' in sys.modules, trueup.Targets is Targets, hasattr(trueup, 'nothing'))"
+    )
+    assert found.stdout.split() == ["False", "True", "True", "False"], found.stderr
 
 
 @pytest.mark.parametrize(
@@ -207,8 +215,8 @@ def test_the_library_is_small_and_holds_code_only():
 def test_the_public_names_are_exactly_these():
     public = {
         name
-        for name, value in vars(trueup).items()
-        if not name.startswith("_") and not (isinstance(value, ModuleType) and name != "functional")
+        for name in dir(trueup)
+        if not name.startswith("_") and not (isinstance(getattr(trueup, name), ModuleType) and name != "functional")
     }
     assert set(trueup.__all__) == public
     assert trueup.__all__ == sorted(trueup.__all__, key=lambda name: (name.islower(), name))

@@ -10,10 +10,10 @@ The verbs live in files that begin with an underscore, because `trueup.correct` 
 they are first used, so that the command line answers `trueup --help` without waiting for torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from trueup import functional
     from trueup._calibrate import calibrate
     from trueup._choose import choose
@@ -55,13 +55,13 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """Import a public name from its home (PEP 562)."""
     if name == "functional":
-        return import_module("trueup.functional")
+        return _importlib.import_module("trueup.functional")
     for home, names in _HOMES.items():
         if name in names:
-            value = getattr(import_module(f"trueup.{home}"), name)
+            value = getattr(_importlib.import_module(f"trueup.{home}"), name)
             globals()[name] = value
             return value
     raise AttributeError(f"module 'trueup' has no attribute {name!r}")
