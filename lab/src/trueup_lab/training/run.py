@@ -231,9 +231,9 @@ def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str
 def _read_record(path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {name: record[name] for name in ("choices", "device", "versions", "test_accuracy")}
-    except FileNotFoundError:
-        raise
+        if missing := {"choices", "device", "versions", "test_accuracy"} - record.keys():
+            raise ValueError(f"no {min(missing)}")
+        return record
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged ({error}); delete it, and the same train command writes it again"
