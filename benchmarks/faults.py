@@ -396,7 +396,8 @@ def full_disk(bench: Bench, task: Task) -> str:
     bench.reference(task)
     disk = bench.scratch / "disk"
     disk.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={bench.chance.randrange(4, 200) * 4}k", "none", str(disk)]
+    kilobytes = int(4 ** bench.chance.uniform(2, 6))  # 16 KB to 4 MB, small ones as often as large ones
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         return "untried"
     try:
