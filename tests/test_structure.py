@@ -253,3 +253,38 @@ def test_every_public_name_begins_with_an_example(name):
         line for before, line in pairwise(lines[:8]) if line.startswith(">>> ") or (not before and line[:4] == "    ")
     ]
     assert code, "\n".join(lines[:8])
+
+
+def opens_text(node: ast.Call) -> bool:
+    """Whether a call opens a text file without saying its encoding."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name not in ("open", "read_text", "write_text") or any(word.arg == "encoding" for word in node.keywords):
+        return False
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    foreign = isinstance(owner, ast.Name) and owner.id in ("os", "Image", "gzip", "tarfile", "packed", "benchmark")
+    texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    binary = any("b" in text for text in texts)
+    return not foreign and not binary and (name != "open" or owner is None or bool(texts) or not node.args)
+
+
+def test_every_text_file_is_opened_with_an_encoding():
+    """Without one, Windows takes that of the country."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for part in ("src", "lab/src", "benchmarks", "examples")
+        for path in sorted((ROOT / part).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and opens_text(node)
+    ]
+    assert found == []
+
+
+def test_no_relative_path_is_stored_or_compared_in_the_systems_own_spelling():
+    """`str(path.relative_to(folder))` has backslashes on Windows; `as_posix()` is the same everywhere."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted(LAB.rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if "relative_to(" in line and not any(word in line for word in ("as_posix()", ".parts"))
+    ]
+    assert found == []

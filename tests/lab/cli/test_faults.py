@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import trueup
+from trueup.cli import prepare_process
 from trueup_lab.data import digits
 from trueup_lab.data.sets import SETS, ImageSet
 from trueup_lab.evaluation import read_rows
@@ -285,6 +286,16 @@ app(sys.argv[1:])
         )
         assert run.returncode == 0, run.stderr
     assert run.stdout.decode().split() == ["trueup", trueup.__version__]
+
+
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(monkeypatch):
+    """Spinning threads take busy cores from the thread that they wait for."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    prepare_process()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    prepare_process()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_nothing_depends_on_the_systems_encoding(tmp_path):
