@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueup.atomic import write_atomically
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.models.architectures import check_variant, find_architecture
 from trueup_lab.models.resnet20 import GROUPS, Shortcut
@@ -19,6 +20,7 @@ from trueup_lab.models.weights import load_weights
 from trueup_lab.tensor_files import read_facts, read_tensors, save_tensors
 
 FORMAT = 1
+SUMS = "SHA256SUMS"
 
 
 class ForeignFileError(ValueError):
@@ -61,7 +63,9 @@ class Record:
 def save_models(path: str | os.PathLike[str], weights: Mapping[int, Mapping[str, Tensor]], record: Record) -> None:
     """Write the models' weights, by seed, and their record to a checksummed safetensors file."""
     tensors = {f"{seed}/{key}": tensor for seed, one in weights.items() for key, tensor in shipped(one).items()}
+    _list_sum(path, None)  # before the file is replaced: a crash in between leaves it unlisted, not contradicted
     save_tensors(path, tensors, {"format": FORMAT, "kind": "models"} | asdict(record))
+    _list_sum(path, hashlib.sha256(Path(path).read_bytes()).hexdigest())
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
@@ -91,18 +95,33 @@ def read_models(path: str | os.PathLike[str]) -> dict[int, nn.Module]:
 
 
 def check_sum(path: str | os.PathLike[str]) -> None:
-    """Raise ValueError if a file SHA256SUMS lies beside a file, lists it, and has another checksum for it.
+    """Raise ValueError if a list SHA256SUMS lies beside a file and has another checksum for it.
 
-    `sha256sum -c SHA256SUMS` checks the same.
+    `sha256sum -c SHA256SUMS` checks the same. Files of earlier versions have no checksum of their own.
     """
     path = Path(path)
-    sums = path.with_name("SHA256SUMS")
-    if not sums.is_file() or not path.is_file():
+    listed = _sums(path)
+    if path.is_file() and path.name in listed:
+        if hashlib.sha256(path.read_bytes()).hexdigest() != listed[path.name]:
+            raise ValueError(f"{path} is damaged: it does not match {SUMS} beside it; get it again")
+
+
+def _sums(path: Path) -> dict[str, str]:
+    """Return the checksums listed beside a file, by name."""
+    sums = path.with_name(SUMS)
+    lines = sums.read_text(encoding="utf-8").splitlines() if sums.is_file() else []
+    return {name.lstrip("*"): digest for digest, name in (line.split() for line in lines if len(line.split()) == 2)}
+
+
+def _list_sum(path: str | os.PathLike[str], digest: str | None) -> None:
+    """Change a file's entry in the list beside it, if there is a list; None removes the entry."""
+    path = Path(path)
+    if not path.with_name(SUMS).is_file():
         return
-    lines = [line.split() for line in sums.read_text(encoding="utf-8").splitlines()]
-    listed = {line[1].lstrip("*"): line[0] for line in lines if len(line) == 2}
-    if path.name in listed and hashlib.sha256(path.read_bytes()).hexdigest() != listed[path.name]:
-        raise ValueError(f"{path} is damaged: it does not match {sums.name}; get it again")
+    rest = {name: value for name, value in _sums(path).items() if name != path.name}
+    listed = rest if digest is None else rest | {path.name: digest}
+    text = "".join(f"{value}  {name}\n" for name, value in sorted(listed.items()))
+    write_atomically(path.with_name(SUMS), text.encode())
 
 
 def _record(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> Record:
