@@ -91,7 +91,8 @@ def read_models(path: str | os.PathLike[str]) -> dict[int, nn.Module]:
             raise ValueError("it holds no models")
         return {seed: load_weights(record.build(), by_seed[seed]).eval() for seed in sorted(by_seed)}
     except (ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{os.fspath(path)} is a damaged model file: {error}; get or make it again") from error
+        what = " ".join(str(error).split())
+        raise ValueError(f"{os.fspath(path)} is a damaged model file: {what}; get or make it again") from error
 
 
 def check_sum(path: str | os.PathLike[str]) -> None:
@@ -101,9 +102,10 @@ def check_sum(path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     listed = _sums(path)
-    if path.is_file() and path.name in listed:
-        if hashlib.sha256(path.read_bytes()).hexdigest() != listed[path.name]:
-            raise ValueError(f"{path} is damaged: it does not match {SUMS} beside it; get it again")
+    if not path.is_file() or path.name not in listed:
+        return
+    if hashlib.sha256(path.read_bytes()).hexdigest() != listed[path.name]:
+        raise ValueError(f"{path} is damaged: it does not match {SUMS} beside it; get it again")
 
 
 def _sums(path: Path) -> dict[str, str]:
