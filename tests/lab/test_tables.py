@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -98,6 +99,26 @@ def test_rows_that_are_there_by_now_are_not_added_again(tmp_path):
     assert append_rows(path, ROWS[:1], key=lambda row: row.name) == ROWS[:1]
     assert append_rows(path, ROWS, key=lambda row: row.name) == ROWS[1:]
     assert read_table(path, Sample) == [Sample('a, "b"', 3, 0.12, True), ROWS[1]]
+
+
+def test_only_what_was_added_since_is_read_for_keys(tmp_path, monkeypatch):
+    path, key = tmp_path / "t.csv", operator.attrgetter("name")
+    start_table(path, Sample)
+    append_rows(path, ROWS, key=key)
+    append_rows(path, ROWS[:1])  # another process
+    parsed = []
+    monkeypatch.setattr("trueup_lab.tables._parse", lambda text, kind: parsed.append(text) or text)
+    assert append_rows(path, ROWS, key=key) == []
+    assert len(parsed) == 3 * 4  # all rows, once
+    assert append_rows(path, ROWS, key=key) == []
+    assert len(parsed) == 3 * 4
+    append_rows(path, [Sample("new", 1, None)])
+    assert append_rows(path, [Sample("new", 2, None)], key=key) == []
+    assert len(parsed) == 4 * 4
+    path.unlink()
+    monkeypatch.undo()
+    start_table(path, Sample)
+    assert append_rows(path, ROWS, key=key) == ROWS  # another file
 
 
 def test_on_a_disk_that_fills_up_an_append_adds_all_or_nothing(tmp_path):

@@ -84,7 +84,8 @@ def append_rows(
 ) -> list[R]:
     """Add rows to a file that `start_table` prepared: all of them, or none and an error. Return the added rows.
 
-    Processes can share the file. With a `key`, a row is left out if the file has one with the same key by now.
+    Processes can share the file. With a `key`, a row is left out if the file has one with the same key by now; the same
+    function should be given each time, since what was read is remembered by it.
     """
     rows = list(rows)
     if not rows:
@@ -93,7 +94,7 @@ def append_rows(
     with locked(path), path.open("r+b", buffering=0) as file:
         complete = _complete(path.read_bytes())
         if key is not None:
-            there = {key(row) for row in _rows(path, type(rows[0]), complete)}
+            there = _keys(path, os.fstat(file.fileno()).st_ino, complete, type(rows[0]), key)
             rows = [row for row in rows if key(row) not in there]
         file.truncate(len(complete))  # without the rest of a line that a killed process left
         file.seek(len(complete))
@@ -124,6 +125,20 @@ def as_text(rows: Iterable[DataclassInstance]) -> str:
     for row in rows:
         writer.writerow([_cell(getattr(row, field.name), field) for field in dataclasses.fields(row)])
     return text.getvalue()
+
+
+_READ: dict[tuple[Path, Any], tuple[int, int, set[Hashable]]] = {}  # file number, bytes read, keys found in them
+
+
+def _keys(path: Path, number: int, content: bytes, kind: type[R], key: Callable[[R], Hashable]) -> set[Hashable]:
+    """Return the keys of a file's rows. Only what was added since the last call is read."""
+    known, size, keys = _READ.get((path, key), (number, 0, set[Hashable]()))
+    if known != number or size > len(content):  # another file
+        size, keys = 0, set()
+    header = content[: content.find(b"\n") + 1]
+    keys |= {key(row) for row in _rows(path, kind, header + content[max(size, len(header)) :])}
+    _READ[path, key] = number, len(content), keys
+    return keys
 
 
 class _DamagedLineError(ValueError):

@@ -238,6 +238,17 @@ def test_methods_that_a_model_cannot_take_are_left_out(run, tmp_path):
     ]
 
 
+def test_a_damaged_calibration_is_made_again_and_one_of_another_version_not_used(run, tmp_path):
+    plan = replace(PLAN, methods=(Correct(1.0, 0.2),), only=("fog",))
+    run(plan)
+    (path,) = (tmp_path / "targets").iterdir()
+    assert trueup.__version__ in path.name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match=f"{path.name} is not a trueup targets file, or is damaged"):
+        run(plan, out="again.csv")
+    assert numbers(tmp_path / "again.csv") == numbers(tmp_path / "rows.csv")
+
+
 def test_another_checkpoint_is_another_row(run, tmp_path, subject):
     plan = replace(PLAN, methods=(Uncorrected(),), only=("fog",))
     run(plan)

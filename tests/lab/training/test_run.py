@@ -143,6 +143,12 @@ def test_a_crash_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == [path.name]
 
 
+def test_what_a_killed_process_left_is_removed(tiny, tmp_path):
+    (tmp_path / ".checkpoint.safetensors.12345").write_bytes(b"half a checkpoint")
+    train(replace(CHOICES, recipe=replace(CHOICES.recipe, epochs=1)), tiny, tiny, Engine(), out=tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.safetensors", "history.csv", "record.json"]
+
+
 def test_another_safetensors_file_is_no_checkpoint(tmp_path):
     from safetensors.torch import save_file
 

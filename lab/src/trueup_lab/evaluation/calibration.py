@@ -42,7 +42,7 @@ def targets_of(
         try:
             return Targets.load(path)
         except ValueError as error:
-            warnings.warn(f"{error}; now it is", stacklevel=2)
+            warnings.warn(f"{error}; calibrating once more", stacklevel=2)
     images = clean_images(subject, benchmark, count, batch=batch, processes=processes)
     targets = calibrate(model, watch(images), decide=decide)
     if processes.rank == 0:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
@@ -35,6 +36,7 @@ from trueup_lab.tables import append_rows, read_table, start_table
 
 # Pixel values per forward pass of a stateless method: enough to keep a GPU busy, few enough for a CPU's cache.
 _PASS = {"cuda": 1 << 23, "cpu": 1 << 18}
+_KEY = attrgetter("key")
 _CHUNK = {"cuda": 1 << 31, "cpu": 1 << 28}  # bytes of images held at a time
 
 
@@ -204,7 +206,7 @@ def _work_off(
         for rows in bench.run(job, clock):
             if rows is None:
                 return False
-            append_rows(out, rows, key=lambda row: row.key)
+            append_rows(out, rows, key=_KEY)
             finished += 1
             last = rows[-1]
             what = f"{last.model} {last.seed}, {last.method}, {last.corruption} {last.severity}"

@@ -137,6 +137,8 @@ def train(
             choices, train_images, test_images, engine, None, time_limit, checkpoint_every, test_every, report
         )
     with locked(out / CHECKPOINT, wait=False):
+        for left in out.glob(f".{CHECKPOINT}.[0-9]*"):
+            left.unlink()  # by a process that was killed while it wrote
         return _train(choices, train_images, test_images, engine, out, time_limit, checkpoint_every, test_every, report)
 
 
