@@ -13,12 +13,15 @@ import pytest
 from trueup_lab.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = "(kill|two).*(make cifar10-c, seed 0$|make imagenet-c, seed 0$|get)|another: data make imagenet|damaged file"
+FEW = (
+    "then the same: data (make cifar10-c|get)|another: data make imagenet-c, seed 0|"
+    "two at once: data make cifar10-c, seed 0$|damaged file"
+)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="commands run in forked processes")
 def test_no_fault_goes_unnoticed(tmp_path):
-    command = ["--rounds", "1", "--mutations", "60", "--only", FEW, "--out", str(tmp_path / "faults.csv")]
+    command = ["--rounds", "1", "--mutations", "40", "--only", FEW, "--out", str(tmp_path / "faults.csv")]
     sources = os.pathsep.join(str(ROOT / part) for part in ("src", "lab/src"))
     run = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "faults.py", *command],
@@ -30,7 +33,7 @@ def test_no_fault_goes_unnoticed(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     tried = re.search(r"^all +(\d+)", run.stdout, re.MULTILINE)
     assert tried is not None
-    assert int(tried[1]) > 400
+    assert int(tried[1]) > 280
 
 
 def test_the_committed_table_has_every_fault_and_nothing_silent(monkeypatch):
