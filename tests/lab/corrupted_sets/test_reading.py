@@ -188,6 +188,18 @@ def test_images_that_are_missing_or_damaged_are_noticed(small_root):
     assert len([imagenet_c("fog", 2, root=small_root)[k] for k in range(4)]) == 4
 
 
+def test_a_mark_that_contradicts_the_manifest_is_damage(small_root):
+    make("imagenet-c", root=small_root, only=["fog"], severities=[2])
+    first = min((small_root / "ImageNet-C" / "weather" / "fog" / "2").glob("*/*.JPEG"))
+    content = first.read_bytes()
+    at = content.index(b"recipe ") + 7
+    first.write_bytes(content[:at] + b"0123456789ab" + content[at + 12 :])
+    with pytest.raises(ValueError, match="fog/2 is damaged: it carries the mark of another recipe"):
+        imagenet_c("fog", 2, root=small_root)
+    assert make("imagenet-c", root=small_root, only=["fog"], severities=[2]) == ["weather/fog/2"]
+    assert first.read_bytes() == content
+
+
 def test_a_truncated_photograph_is_named(small_root):
     path = small_root / "imagenet" / "val" / "n01443537" / "n01443537_0.JPEG"
     path.write_bytes(path.read_bytes()[:1000])

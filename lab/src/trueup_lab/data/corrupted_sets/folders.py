@@ -139,6 +139,7 @@ def _found(top: Path, unit: str, name: str, severity: int, seed: int) -> Origin 
         return "published"
     if not manifest.usable(unit, recipe_of("imagenet-c", name, seed, severity)):
         return None
+    manifest.check_mark(unit)
     made = manifest.files[unit]
     if listing(place) != (made.sha256, made.bytes):
         raise ValueError(f"{place} is damaged: images are missing or changed; run `trueup data make` again")

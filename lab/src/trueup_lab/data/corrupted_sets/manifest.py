@@ -110,11 +110,17 @@ class Manifest:
         )
 
     def usable(self, name: str, recipe: Recipe) -> bool:
-        """Whether a generated file is complete and of this recipe, by the manifest and by its own mark."""
+        """Whether a generated file is listed as complete and of this recipe."""
         made = self.files.get(name)
-        if made is None or made.recipe != recipe or not made.sha256:
-            return False
-        return self._mark(name) in (None, recipe.mark)  # earlier versions wrote no marks
+        return made is not None and made.recipe == recipe and bool(made.sha256)
+
+    def check_mark(self, name: str) -> None:
+        """Raise ValueError if a listed file or folder carries the mark of another recipe."""
+        if self._mark(name) not in (None, self.files[name].recipe.mark):  # earlier versions wrote no marks
+            raise ValueError(
+                f"{self.folder / name} is damaged: it carries the mark of another recipe than its manifest says; run "
+                "`trueup data make` again"
+            )
 
     def check(self, name: str) -> None:
         """Raise ValueError if a listed file differs from its checksum."""
