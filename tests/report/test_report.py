@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import trueup
 from architectures import images, make
-from trueup.cli import app, loading
+from trueup.cli import application, loading
 from trueup.report import find, page_of, write_report
 from trueup.report.svg import Band, depth_plot, histogram
 from trueup.report.thumbnail import png, thumbnail
@@ -201,7 +201,7 @@ def test_the_command_writes_a_report(calibrated, tmp_path, monkeypatch):
     np.save(tmp_path / "ready.npy", images(5, seed=3).numpy())
 
     def run(*arguments):
-        return CliRunner().invoke(app, ["report", *map(str, arguments)])
+        return CliRunner().invoke(application(), ["report", *map(str, arguments)])
 
     with pytest.warns(UserWarning, match="carry no decision"):
         done = run("given_models:load", "t.trueup", "now", "--against", "then", "--out", "r.html")
