@@ -42,6 +42,7 @@ __all__ = [
     "measure",
     "sites",
 ]
+_ROOMS = {"decide", "functional", "graph", "kernels", "monitor", "rules", "targets"}
 _HOMES = {
     "_calibrate": ("calibrate",),
     "_choose": ("choose",),
@@ -57,8 +58,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> _typing.Any:
     """Import a public name from its home (PEP 562)."""
-    if name == "functional":
-        return _importlib.import_module("trueup.functional")
+    if name in _ROOMS:
+        return _importlib.import_module(f"trueup.{name}")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(_importlib.import_module(f"trueup.{home}"), name)
