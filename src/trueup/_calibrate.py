@@ -136,6 +136,12 @@ def calibrate(
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
     targets = replace(targets, sites=traced.sites)
     if not decide:
+        if targets.images > 1 and not bool((targets.sampled != targets.sampled[0]).any()):
+            warnings.warn(
+                f"calibrate: all {targets.images} images are the same, so every other image will look unusual; give "
+                "images as different as those that the model will see",
+                stacklevel=2,
+            )
         return targets
     if all(gathered(alone)):
         targets = decide_setting(

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from trueup.graph.clone import clone, device_of, loose_tensors, modules_of
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
+from trueup.graph.hoist import hoisted
 from trueup.graph.rewire import (
     call_before_output,
     combine_values,
@@ -55,8 +56,9 @@ class Instrumented(nn.Module):
     others do not run if the model was traced. An optional input at another value than the traced default makes this
     call a watched one.
 
-    A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add" and "relu". It is then called
-    with the input of that chain and `norm=` (the module), `residual=`, `order=` and `relu=`. This happens only where
+    A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add", "relu" and "relu6". It is
+    then called with the input of that chain and `norm=` (the module), `residual=`, `order=`, `relu=` and, for a ReLU6,
+    `ceiling=`. This happens only where
     nothing else can tell: the neighbours are torch's own, nothing else reads the values in between, nothing is placed
     there, and no hook exists when this module is made.
 
@@ -208,6 +210,7 @@ class Instrumented(nn.Module):
             if "batch_norm" in fuses and list(start.users) == [call] and can_defer_norm(self, start, call):
                 defer_norm(graph, start, call)
         graph.lint()
+        graph.on_generate_code(hoisted)
         corrected: Callable[..., Any] = type(fx.GraphModule(self, graph)).forward
         return corrected
 

@@ -7,12 +7,21 @@
 `functional.correct` from a histogram instead of a sort: **values that share a bin count as equal**. Each takes the mean
 of the target over the ranks that its bin occupies, as equal values do in `functional.correct`. With t[first] and
 t[last] the ends of the target t over those ranks, no value ends up farther than `step * (t[last] - t[first])` from its
-exact place, plus `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/performance.md derives it.
+exact place, plus `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/kernels.md derives it.
 """
 
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.curve import curve_of
-from trueup.kernels.dispatch import Order, add, gate_values, moments, quantile_rows, realign, transport
+from trueup.kernels.dispatch import (
+    Order,
+    add,
+    gate_values,
+    load_backend,
+    moments,
+    quantile_rows,
+    realign,
+    transport,
+)
 from trueup.kernels.layout import as_rows
 
 __all__ = [
@@ -22,6 +31,7 @@ __all__ = [
     "as_rows",
     "curve_of",
     "gate_values",
+    "load_backend",
     "moments",
     "quantile_rows",
     "realign",

@@ -27,6 +27,7 @@ from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
 from trueup.kernels import operators, plain
 from trueup.kernels.batch_norm import BatchNorm
+from trueup.kernels.eager import nothing_watches
 from trueup.kernels.forward_mode import has_tangent
 from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
 
@@ -35,6 +36,7 @@ Order = Literal["value first", "residual first", "in place"]
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 _COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
 _COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NOTHING = contextlib.nullcontext()
 _TRANSPORT_CHANNELS = [2**k for k in range(4, 13)]  # channels of a norm that fuses: they must divide a kernel's block
 
 
@@ -47,31 +49,39 @@ def realign(
     residual: Any = None,
     order: Order = "value first",
     relu: bool = False,
+    ceiling: float | None = None,
     channels: int = 1,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
 
-    `residual` is None or anything that torch can add; `order` says how torch would add it. `channels` is the dimension
-    of `a` that holds the channels. An image's result does not depend on the batch or on the number of threads, to the
-    last bit. Values that are not moved are rounded as by torch's operators one after the other, unless a norm is fused:
-    that is not rounded in between.
+    `residual` is None or anything that torch can add; `order` says how torch would add it. With a `relu`, values are
+    also limited to `ceiling`. `channels` is the dimension of `a` that holds the channels. An image's result does not
+    depend on the batch or on the number of threads, to the last bit. Values that are not moved are rounded as by
+    torch's operators one after the other, unless a norm is fused: that is not rounded in between.
     """
     out: Tensor
+    if a.is_cuda and nothing_watches(a, residual, gate) and _has_compiled_maps(a):
+        like = residual is None or same_layout(a, residual)
+        if like and (norm is None or norm_keeps_layout(a)):
+            with _current_device(a):
+                out = _fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
+            return out
     if not (residual is None or same_layout(a, residual)):
         out = add(realign(a, reference, gate, norm=norm, channels=channels), residual, order)
-        return out.relu() if relu else out
+        return plain.add_and_relu(out, None, relu, ceiling)
     if channels != 1:  # `movedim` makes a view even where nothing moves: a microsecond, dozens of times per forward
         beside = None if residual is None else residual.movedim(channels, 1)
-        out = realign(a.movedim(channels, 1), reference, gate, norm=norm, residual=beside, relu=relu)
+        out = realign(a.movedim(channels, 1), reference, gate, norm=norm, residual=beside, relu=relu, ceiling=ceiling)
         return out.movedim(1, channels)
     if norm is not None and (not _realign_fuses_norm(a) or norm.needs_derivatives(a, residual)):
         a, norm = norm(a), None
     if not _has_compiled_maps(a) or has_tangent(a, residual):
-        return plain.realign(a, reference, gate, residual, relu)
+        return plain.realign(a, reference, gate, residual, relu, ceiling)
+    arguments = (reference, gate, residual, relu, ceiling)
     if norm is None:
-        out = torch.ops.trueup.realign.default(a, reference, gate, residual, relu)
+        out = torch.ops.trueup.realign.default(a, *arguments)
     else:
-        out = torch.ops.trueup.realign_after_norm.default(a, *norm, reference, gate, residual, relu)
+        out = torch.ops.trueup.realign_after_norm.default(a, *norm, *arguments)
     return out
 
 
@@ -101,7 +111,9 @@ def transport(
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
             rule = (curve, step, location == "keep", sparse)
-            out = torch.ops.trueup.transport_after_norm.default(a, *norm, residual, *rule)
+            direct = nothing_watches(a, residual)
+            compute = _compute_transport_after_norm if direct else torch.ops.trueup.transport_after_norm.default
+            out = compute(a, *norm, residual, *rule)
             return out
     a = a if norm is None else norm(a)
     a = a if residual is None else add(a, residual, order)
@@ -109,7 +121,8 @@ def transport(
         levels = None if even_levels else curve[0]
         a = a.relu() if relu else a
         return functional.correct(a, curve[1], step, location=location, sparse=sparse, levels=levels)
-    out = torch.ops.trueup.transport.default(a, curve, step, location == "keep", sparse, relu)
+    compute = _compute_transport if nothing_watches(a) else torch.ops.trueup.transport.default
+    out = compute(a, curve, step, location == "keep", sparse, relu)
     return out
 
 
@@ -117,7 +130,8 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
     """Return `functional.evidence.moments`, without a gradient."""
     a = a.detach()
     if _has_compiled_maps(a):
-        out: Tensor = torch.ops.trueup.moments.default(a, bands)
+        compute = _compute_moments if nothing_watches(a) else torch.ops.trueup.moments.default
+        out: Tensor = compute(a, bands)
         return out
     return plain.moments(a, bands)
 
@@ -147,6 +161,12 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     with _current_device(rows):
         out: Tensor = _fastest("quantile_rows", rows.device.type)(rows, levels.double())
     return out
+
+
+def load_backend(device: torch.device | None) -> None:
+    """Import the backend for CUDA now, which takes half a second that the first answer need not wait for."""
+    if device is not None and device.type == "cuda" and _COMPILED["cuda"]:
+        _fastest("realign", "cuda")
 
 
 def add(value: Any, residual: Any, order: Order) -> Any:
@@ -181,7 +201,9 @@ def _fastest(name: str, device: str) -> Callable[..., Any]:
 
 def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Make the device of `x` the current one: Triton launches there."""
-    return torch.cuda.device(x.get_device()) if x.is_cuda else contextlib.nullcontext()
+    if not x.is_cuda or torch.cuda.current_device() == x.get_device():
+        return _NOTHING
+    return torch.cuda.device(x.get_device())
 
 
 def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
@@ -210,17 +232,27 @@ def _compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
     return out.as_strided(x.shape, x.stride())
 
 
-def _compute_realign(x: Tensor, *arguments: Any) -> Tensor:
-    with _current_device(x):
-        out: Tensor = _fastest("realign", x.device.type)(x, *arguments)
-    return out
+def _compute_realign(
+    x: Tensor,
+    reference: Tensor,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+    ceiling: float | None = None,
+    norm: BatchNorm | None = None,
+) -> Tensor:
+    out: Tensor
+    if x.is_cuda and _COMPILED["cuda"]:
+        with _current_device(x):
+            out = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
+        return out
+    out = _fastest("realign", x.device.type)(x if norm is None else norm(x), reference, gate, residual, relu)
+    return out if ceiling is None else out.clamp(max=ceiling)
 
 
 def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
-    norm, rest = BatchNorm(*arguments[:5]), arguments[5:]
-    if not (x.is_cuda and _COMPILED["cuda"]):
-        return _compute_realign(norm(x), *rest)
-    return _compute_realign(x, *rest, norm)
+    (reference, gate, residual, relu), ceiling = arguments[5:9], arguments[9] if len(arguments) > 9 else None
+    return _compute_realign(x, reference, gate, residual, relu, ceiling, BatchNorm(*arguments[:5]))
 
 
 def _compute_moments(x: Tensor, bands: bool) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,11 +27,11 @@ def bench(
     """
     import torch
 
-    from trueup_lab.devices import device_name
+    from trueup_lab.devices import device_name, find_device
     from trueup_lab.performance import CASES, read_timings, write_timings
     from trueup_lab.performance.rows import measured_on
 
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = torch.device(find_device(device))
     name = device_name(place).lower().replace("nvidia ", "").replace(" ", "_")
     path = out or Path("results") / f"performance_{name}.csv"
     chosen = [case for case in CASES if case.needs in ("", place.type)]
@@ -39,10 +40,17 @@ def bench(
         known = "\n  ".join(case.name for case in CASES)
         typer.echo(f"error: no case for {place} has a name like {', '.join(only or ())}; known:\n  {known}", err=True)
         raise typer.Exit(2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=path.parent):  # whether it can be written is known before the work, not after it
+        pass
     console = Console()
     for case in chosen:
         with console.status(case.name):
-            rows = [measured_on(place, row) for row in case.measure(place)]
+            try:
+                rows = [measured_on(place, row) for row in case.measure(place)]
+            except ImportError as error:  # torchvision has most architectures, and not every machine has torchvision
+                console.print(f"{case.name}: skipped, {error}")
+                continue
         write_timings(path, rows)
         console.print(_table(rows))
     if figure is not None:
@@ -59,10 +67,14 @@ def _table(rows: list[TimingRow]) -> Table:
         table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     for row in rows:
         met = "" if row.reach is None else f"<= {row.reach:g}" + ("" if row.ratio <= row.reach else "  missed")
-        costs = (_readable(row.cost), _readable(row.of), f"{row.ratio:.2f}", met)
+        costs = (_cost(row.cost, row), _cost(row.of, row), f"{row.ratio:.2f}", met)
         rows_of = f"{row.batch} x {row.activations}" if row.activations else str(row.batch)
         table.add_row(row.what, row.against, rows_of, *costs)
     return table
+
+
+def _cost(cost: float, row: TimingRow) -> str:
+    return f"{cost:g}" if row.against == "kernel" else _readable(cost)
 
 
 def _readable(cost: float) -> str:

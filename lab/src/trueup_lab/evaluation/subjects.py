@@ -13,6 +13,7 @@ from torch import nn
 from trueup_lab import models
 from trueup_lab.data.images import EFFICIENTNET_LITE, IMAGENET, NORMALISATION, Normalisation
 from trueup_lab.evaluation.methods import Method, has_batch_norm
+from trueup_lab.models.files import ForeignFileError
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ def read_subjects(where: str | os.PathLike[str], seeds: Sequence[int] | None = N
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     try:
         record = models.read_record(path)
-    except ValueError:  # not our format
+    except ForeignFileError:
         model = models.load_public(path)
         if isinstance(model, models.ESPNet):
             raise ValueError(f"{path} holds a network for segmentation; only classifiers are evaluated") from None
