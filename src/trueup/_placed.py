@@ -11,7 +11,7 @@ from trueup import kernels
 from trueup.functional import evidence
 from trueup.functional.gate import Gate
 from trueup.graph import Site, batch_norm_of
-from trueup.kernels import BatchNorm, Order
+from trueup.kernels import BatchNorm, Order, portable
 from trueup.rules import Correction, Evidence
 from trueup.targets import ActivationTarget, NormTarget
 
@@ -34,6 +34,7 @@ class Transport(AtSite):
     """
 
     curve: Tensor
+    values: Tensor | None
 
     def __init__(self, site: Site, target: ActivationTarget, rule: Correction) -> None:
         super().__init__()
@@ -41,6 +42,9 @@ class Transport(AtSite):
         self.even_levels = target.levels is None
         self.fuses = () if rule.method == "sort" else ("batch_norm", "add", "relu")
         self.register_buffer("curve", kernels.curve_of(target.target, target.levels), persistent=False)
+        ordinary = portable.target_of(self.curve, target.levels)
+        self.register_buffer("values", None if ordinary is None else ordinary.values, persistent=False)
+        self.spacing = None if ordinary is None else ordinary.spacing
 
     def forward(
         self,
@@ -60,6 +64,7 @@ class Transport(AtSite):
             sparse=self.sparse,
             exact=self.rule.method == "sort",
             even_levels=self.even_levels,
+            ordinary=portable.Target(self.values, self.spacing) if self.values is not None and self.spacing else None,
             norm=batch_norm,
             residual=residual,
             order=order,
@@ -80,12 +85,21 @@ class Realign(AtSite):
 
     fuses = ("batch_norm", "add", "relu")
     reference: Tensor
+    centre: Tensor
+    kappa: Tensor
+    floor: Tensor
+    base: Tensor | None
 
     def __init__(self, site: Site, target: NormTarget, rule: Evidence, share: float = 1.0) -> None:
         super().__init__()
         self.name, self.channel_dim = site.name, site.channel_dim
         self.rule, self.share = rule, share
+        self.may_close = rule.least == 0
         self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
+        constants = portable.map_constants(self.reference)
+        constants = constants._replace(base=constants.base if rule.base else None)
+        for name, tensor in constants._asdict().items():
+            self.register_buffer(name, tensor, persistent=False)
 
     def forward(
         self,
@@ -107,6 +121,8 @@ class Realign(AtSite):
             order=order,
             relu=relu,
             channels=self.channel_dim,
+            constants=portable.MapConstants(self.centre, self.kappa, self.floor, self.base),
+            may_close=self.may_close,
         )
 
     def extra_repr(self) -> str:
@@ -141,11 +157,16 @@ class GateValue(AtSite):
         self.names = list(tensors)
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
+        *plain, narrow = portable.gate_constants(gate, floors)
+        for k, tensor in enumerate([*plain, *narrow]):
+            self.register_buffer(f"constant{k}", tensor, persistent=False)
 
     def forward(self, *moments: Tensor) -> Tensor:
         tensors = [getattr(self, name) for name in self.names]
         gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]
-        return kernels.gate_values(moments, floors, gate, self.budget, self.ramp, self.least)
+        plain = [getattr(self, f"constant{k}") for k in range(len(portable.GateConstants._fields) - 1 + len(floors))]
+        constants = portable.GateConstants(*plain[: -len(floors)], floors=tuple(plain[-len(floors) :]))
+        return kernels.gate_values(moments, floors, gate, self.budget, self.ramp, self.least, constants=constants)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""

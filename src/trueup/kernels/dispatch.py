@@ -5,6 +5,7 @@ A backend is a package with functions of the same names and meanings.
 - `plain`: torch's own operators, on any device, at any width. It has all functions.
 - `cpu`: numba, where that is installed.
 - `cuda`: Triton, where that is installed. Only this one applies a batch norm in the same pass.
+- `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`).
 
 The compiled backends take float32, bfloat16 and float16. Float64 and forward-mode derivatives take `plain` or
 `trueup.functional`. If gradients are wanted, a batch norm is a step of its own.
@@ -25,7 +26,7 @@ from torch import Tensor
 from trueup import functional
 from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
-from trueup.kernels import operators, plain
+from trueup.kernels import operators, plain, portable
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.forward_mode import has_tangent
 from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
@@ -48,6 +49,8 @@ def realign(
     order: Order = "value first",
     relu: bool = False,
     channels: int = 1,
+    constants: portable.MapConstants | None = None,
+    may_close: bool = True,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
 
@@ -55,8 +58,17 @@ def realign(
     of `a` that holds the channels. An image's result does not depend on the batch or on the number of threads, to the
     last bit. Values that are not moved are rounded as by torch's operators one after the other, unless a norm is fused:
     that is not rounded in between.
+
+    A graph that is compiled or exported may be given the reference as `constants`, and whether gate values `may_close`
+    to 0.
     """
     out: Tensor
+    if in_ordinary_operators(a):
+        found = portable.map_constants(reference) if constants is None else constants
+        a = a if norm is None else norm(a)
+        out = portable.realign(a, found, gate, channels=channels, may_close=may_close)
+        out = out if residual is None else add(out, residual, order)
+        return out.relu() if relu else out
     if not (residual is None or same_layout(a, residual)):
         out = add(realign(a, reference, gate, norm=norm, channels=channels), residual, order)
         return out.relu() if relu else out
@@ -84,6 +96,7 @@ def transport(
     sparse: bool,
     exact: bool = False,
     even_levels: bool = False,
+    ordinary: portable.Target | None = None,
     norm: BatchNorm | None = None,
     residual: Any = None,
     order: Order = "value first",
@@ -91,12 +104,18 @@ def transport(
 ) -> Tensor:
     """Return `functional.correct` of relu(add(norm(a), residual)), from a histogram; the relu only if asked for.
 
-    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. `residual` and
+    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. A graph that is compiled or exported needs it as
+    `ordinary` too. `residual` and
     `order` are as in `realign`; "in place" without a norm writes into `a`, as torch would. `exact` sorts instead, and
     so do float64 and forward-mode derivatives. The result shares no memory with `a` and does not depend on the batch or
     on the number of threads, to the last bit.
     """
     out: Tensor
+    if ordinary is not None and in_ordinary_operators(a):
+        a = a if norm is None else norm(a)
+        a = a if residual is None else add(a, residual, order)
+        a = a.relu() if relu else a
+        return portable.transport(a, ordinary, step, location=location, sparse=sparse)
     if relu and norm is not None and step > 0 and not exact and _transport_fuses_norm(a):
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
@@ -116,6 +135,8 @@ def transport(
 def moments(a: Tensor, *, bands: bool) -> Tensor:
     """Return `functional.evidence.moments`, without a gradient."""
     a = a.detach()
+    if in_ordinary_operators(a):
+        return portable.moments(a, bands=bands)
     if _has_compiled_maps(a):
         out: Tensor = torch.ops.trueup.moments.default(a, bands)
         return out
@@ -123,13 +144,24 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
 
 
 def gate_values(
-    moments: Sequence[Tensor], floors: Sequence[Tensor], gate: Gate, budget: float, ramp: float, least: float
+    moments: Sequence[Tensor],
+    floors: Sequence[Tensor],
+    gate: Gate,
+    budget: float,
+    ramp: float,
+    least: float,
+    *,
+    constants: portable.GateConstants | None = None,
 ) -> Tensor:
     """Gate value per image `(batch,)` float32: least + (1 - least) g, without a gradient.
 
     `moments` are `functional.evidence.moments` at the norms that the gate reads, `floors` theirs as `gate.features`
-    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`.
+    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`. A graph that is compiled or exported may be
+    given gate and floors as `constants`.
     """
+    if in_ordinary_operators(moments[0]):
+        found = portable.gate_constants(gate, floors) if constants is None else constants
+        return portable.gate_values(moments, found, budget, ramp, least)
     if moments[0].is_cuda and _COMPILED["cuda"]:
         numbers = (budget, ramp, least)
         out: Tensor = torch.ops.trueup.gate_values.default(list(moments), list(floors), *gate, *numbers)
@@ -147,6 +179,17 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     with _current_device(rows):
         out: Tensor = _fastest("quantile_rows", rows.device.type)(rows, levels.double())
     return out
+
+
+def in_ordinary_operators(a: Tensor) -> bool:
+    """Whether a graph is being recorded that must run without trueup, or that a compiler should see into.
+
+    That is every export, from any device, and on the CPU also `torch.compile`, which fuses ordinary operators better
+    than it can call ours. On CUDA, `torch.compile` keeps our kernels.
+    """
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting() or a.device.type == "cpu"
+    return torch.jit.is_tracing()
 
 
 def add(value: Any, residual: Any, order: Order) -> Any:
