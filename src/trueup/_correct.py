@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from trueup import kernels
 from trueup._placed import GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
 from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Sites, Trace, trace
@@ -53,6 +54,8 @@ class Corrected(Instrumented):
         for part in (self.placed, self.readers, self.combine, self.report):
             if part is not None:
                 part.to(self.device)
+        if names:
+            kernels.warm_up(self.device)
 
     def __repr__(self) -> str:
         of = {"norm": "norms", "activation": "activations"}

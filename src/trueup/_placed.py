@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,6 +26,31 @@ class AtSite(nn.Module):
             self._buffers[name] = buffer.to(self.get_buffer(name).device)
         return self
 
+    def _keep(self, constants: NamedTuple) -> None:
+        """Keep constants for `kernels.portable`: their tensors as buffers, also those inside tuples."""
+        self._kept: type[Any] = type(constants)
+        self._others: dict[str, Any] = {}
+        for name, value in constants._asdict().items():
+            inside = isinstance(value, tuple) and all(isinstance(each, Tensor) for each in value)
+            if not inside and not isinstance(value, Tensor):
+                self._others[name] = value
+                continue
+            tensors = {f"{name}_{k}": each for k, each in enumerate(value)} if inside else {f"{name}_": value}
+            self._others[name] = tuple(tensors) if inside else None
+            for buffer, tensor in tensors.items():
+                self.register_buffer(f"plain_{buffer}", tensor, persistent=False)
+
+    def _constants(self) -> Any:
+        """The kept constants."""
+        found = {}
+        for name, value in self._others.items():
+            if f"plain_{name}_" in self._buffers:
+                value = getattr(self, f"plain_{name}_")
+            elif isinstance(value, tuple) and value and f"plain_{value[0]}" in self._buffers:
+                value = tuple(getattr(self, f"plain_{buffer}") for buffer in value)
+            found[name] = value
+        return self._kept(**found)
+
 
 class Transport(AtSite):
     """Applies `Correction` to the activations of one site.
@@ -34,7 +59,6 @@ class Transport(AtSite):
     """
 
     curve: Tensor
-    values: Tensor | None
 
     def __init__(self, site: Site, target: ActivationTarget, rule: Correction) -> None:
         super().__init__()
@@ -43,8 +67,9 @@ class Transport(AtSite):
         self.fuses = () if rule.method == "sort" else ("batch_norm", "add", "relu")
         self.register_buffer("curve", kernels.curve_of(target.target, target.levels), persistent=False)
         ordinary = portable.target_of(self.curve, target.levels)
-        self.register_buffer("values", None if ordinary is None else ordinary.values, persistent=False)
-        self.spacing = None if ordinary is None else ordinary.spacing
+        self._has_ordinary = ordinary is not None
+        if ordinary is not None:
+            self._keep(ordinary)
 
     def forward(
         self,
@@ -64,7 +89,7 @@ class Transport(AtSite):
             sparse=self.sparse,
             exact=self.rule.method == "sort",
             even_levels=self.even_levels,
-            ordinary=portable.Target(self.values, self.spacing) if self.values is not None and self.spacing else None,
+            ordinary=self._constants() if self._has_ordinary and kernels.in_ordinary_operators(a) else None,
             norm=batch_norm,
             residual=residual,
             order=order,
@@ -85,10 +110,6 @@ class Realign(AtSite):
 
     fuses = ("batch_norm", "add", "relu")
     reference: Tensor
-    centre: Tensor
-    kappa: Tensor
-    floor: Tensor
-    base: Tensor | None
 
     def __init__(self, site: Site, target: NormTarget, rule: Evidence, share: float = 1.0) -> None:
         super().__init__()
@@ -97,9 +118,7 @@ class Realign(AtSite):
         self.may_close = rule.least == 0
         self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
         constants = portable.map_constants(self.reference)
-        constants = constants._replace(base=constants.base if rule.base else None)
-        for name, tensor in constants._asdict().items():
-            self.register_buffer(name, tensor, persistent=False)
+        self._keep(constants if rule.base else constants._replace(base=None))
 
     def forward(
         self,
@@ -121,7 +140,7 @@ class Realign(AtSite):
             order=order,
             relu=relu,
             channels=self.channel_dim,
-            constants=portable.MapConstants(self.centre, self.kappa, self.floor, self.base),
+            constants=self._constants() if kernels.in_ordinary_operators(a) else None,
             may_close=self.may_close,
         )
 
@@ -157,15 +176,12 @@ class GateValue(AtSite):
         self.names = list(tensors)
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
-        *plain, narrow = portable.gate_constants(gate, floors)
-        for k, tensor in enumerate([*plain, *narrow]):
-            self.register_buffer(f"constant{k}", tensor, persistent=False)
+        self._keep(portable.gate_constants(gate, floors))
 
     def forward(self, *moments: Tensor) -> Tensor:
         tensors = [getattr(self, name) for name in self.names]
         gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]
-        plain = [getattr(self, f"constant{k}") for k in range(len(portable.GateConstants._fields) - 1 + len(floors))]
-        constants = portable.GateConstants(*plain[: -len(floors)], floors=tuple(plain[-len(floors) :]))
+        constants = self._constants() if kernels.in_ordinary_operators(moments[0]) else None
         return kernels.gate_values(moments, floors, gate, self.budget, self.ramp, self.least, constants=constants)
 
     def extra_repr(self) -> str:

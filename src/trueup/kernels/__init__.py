@@ -1,7 +1,7 @@
 """The functions of `trueup.functional` at the speed of memory, on the CPU and on CUDA.
 
-`dispatch` holds the public functions and chooses the backend: `plain` (torch's own operators), `cpu` (numba) or `cuda`
-(Triton). No other part of trueup imports numba or triton.
+`dispatch` holds the public functions and chooses the backend: `plain` (torch's own operators), `cpu` (numba), `cuda`
+(Triton) or `portable` (what every runtime has, for export). No other part of trueup imports numba or triton.
 
 `realign`, `moments` and `gate_values` are `functional.evidence` and `functional.gate` up to rounding. `transport` is
 `functional.correct` from a histogram instead of a sort: **values that share a bin count as equal**. Each takes the mean
@@ -12,7 +12,17 @@ exact place, plus `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/per
 
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.curve import curve_of
-from trueup.kernels.dispatch import Order, add, gate_values, moments, quantile_rows, realign, transport
+from trueup.kernels.dispatch import (
+    Order,
+    add,
+    gate_values,
+    in_ordinary_operators,
+    moments,
+    quantile_rows,
+    realign,
+    transport,
+    warm_up,
+)
 from trueup.kernels.layout import as_rows
 
 __all__ = [
@@ -22,8 +32,10 @@ __all__ = [
     "as_rows",
     "curve_of",
     "gate_values",
+    "in_ordinary_operators",
     "moments",
     "quantile_rows",
     "realign",
     "transport",
+    "warm_up",
 ]

@@ -5,7 +5,8 @@ A backend is a package with functions of the same names and meanings.
 - `plain`: torch's own operators, on any device, at any width. It has all functions.
 - `cpu`: numba, where that is installed.
 - `cuda`: Triton, where that is installed. Only this one applies a batch norm in the same pass.
-- `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`).
+- `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`). It is
+  used where its constants are given.
 
 The compiled backends take float32, bfloat16 and float16. Float64 and forward-mode derivatives take `plain` or
 `trueup.functional`. If gradients are wanted, a batch norm is a step of its own.
@@ -17,7 +18,9 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -59,14 +62,12 @@ def realign(
     last bit. Values that are not moved are rounded as by torch's operators one after the other, unless a norm is fused:
     that is not rounded in between.
 
-    A graph that is compiled or exported may be given the reference as `constants`, and whether gate values `may_close`
-    to 0.
+    With `constants`, those of the reference, it is done in ordinary operators; `may_close` says that gate values may be 0.
     """
     out: Tensor
-    if in_ordinary_operators(a):
-        found = portable.map_constants(reference) if constants is None else constants
+    if constants is not None:
         a = a if norm is None else norm(a)
-        out = portable.realign(a, found, gate, channels=channels, may_close=may_close)
+        out = portable.realign(a, constants, gate, channels=channels, may_close=may_close)
         out = out if residual is None else add(out, residual, order)
         return out.relu() if relu else out
     if not (residual is None or same_layout(a, residual)):
@@ -80,7 +81,9 @@ def realign(
         a, norm = norm(a), None
     if not _has_compiled_maps(a) or has_tangent(a, residual):
         return plain.realign(a, reference, gate, residual, relu)
-    if norm is None:
+    if a.is_cpu and _nobody_looks(a, residual):
+        out = _fastest("realign", "cpu")(a, reference, gate, residual, relu)
+    elif norm is None:
         out = torch.ops.trueup.realign.default(a, reference, gate, residual, relu)
     else:
         out = torch.ops.trueup.realign_after_norm.default(a, *norm, reference, gate, residual, relu)
@@ -104,14 +107,14 @@ def transport(
 ) -> Tensor:
     """Return `functional.correct` of relu(add(norm(a), residual)), from a histogram; the relu only if asked for.
 
-    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. A graph that is compiled or exported needs it as
-    `ordinary` too. `residual` and
+    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. With `ordinary`, the same target,
+    it is done in ordinary operators. `residual` and
     `order` are as in `realign`; "in place" without a norm writes into `a`, as torch would. `exact` sorts instead, and
     so do float64 and forward-mode derivatives. The result shares no memory with `a` and does not depend on the batch or
     on the number of threads, to the last bit.
     """
     out: Tensor
-    if ordinary is not None and in_ordinary_operators(a):
+    if ordinary is not None:
         a = a if norm is None else norm(a)
         a = a if residual is None else add(a, residual, order)
         a = a.relu() if relu else a
@@ -137,6 +140,9 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
     a = a.detach()
     if in_ordinary_operators(a):
         return portable.moments(a, bands=bands)
+    if a.is_cpu and _has_compiled_maps(a) and _nobody_looks(a):
+        direct: Tensor = _fastest("moments", "cpu")(a, bands)
+        return direct
     if _has_compiled_maps(a):
         out: Tensor = torch.ops.trueup.moments.default(a, bands)
         return out
@@ -156,12 +162,14 @@ def gate_values(
     """Gate value per image `(batch,)` float32: least + (1 - least) g, without a gradient.
 
     `moments` are `functional.evidence.moments` at the norms that the gate reads, `floors` theirs as `gate.features`
-    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`. A graph that is compiled or exported may be
-    given gate and floors as `constants`.
+    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`. With `constants`, those of
+    gate and floors, it is done in ordinary operators.
     """
-    if in_ordinary_operators(moments[0]):
-        found = portable.gate_constants(gate, floors) if constants is None else constants
-        return portable.gate_values(moments, found, budget, ramp, least)
+    if constants is not None:
+        return portable.gate_values(moments, constants, budget, ramp, least)
+    if moments[0].is_cpu and _COMPILED["cpu"] and _nobody_looks(*moments):
+        direct: Tensor = _fastest("gate_values", "cpu")(moments, floors, gate, budget, ramp, least)
+        return direct
     if moments[0].is_cuda and _COMPILED["cuda"]:
         numbers = (budget, ramp, least)
         out: Tensor = torch.ops.trueup.gate_values.default(list(moments), list(floors), *gate, *numbers)
@@ -192,6 +200,12 @@ def in_ordinary_operators(a: Tensor) -> bool:
     return torch.jit.is_tracing()
 
 
+def warm_up(device: torch.device | None) -> None:
+    """Load or compile what the first call on the CPU needs, so that no request waits for it."""
+    if device is not None and device.type == "cpu":
+        _fastest("realign", "cpu")
+
+
 def add(value: Any, residual: Any, order: Order) -> Any:
     """Add as torch does in the model: the dtype, shape and layout of the sum may depend on the order."""
     if order == "in place":
@@ -202,6 +216,17 @@ def add(value: Any, residual: Any, order: Order) -> Any:
 
 def _has_compiled_maps(a: Tensor) -> bool:
     return _COMPILED.get(a.device.type, False) and a.dtype in _COMPILED_DTYPES and a.dim() > 2
+
+
+def _nobody_looks(*tensors: Tensor | None) -> bool:
+    """Whether compiled code may be called at once: no derivative, transform, mode or subclass wants to see an operator.
+
+    Torch's way to an operator written in Python takes longer than the rule itself on a single image.
+    """
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    gradients = torch.is_grad_enabled()
+    return not any(t is not None and (type(t) is not Tensor or (gradients and t.requires_grad)) for t in tensors)
 
 
 def _realign_fuses_norm(a: Tensor) -> bool:
@@ -217,9 +242,22 @@ def _transport_fuses_norm(a: Tensor) -> bool:
 @functools.cache
 def _fastest(name: str, device: str) -> Callable[..., Any]:
     """The function of this name in the backend compiled for a kind of device, or in `plain` if there is none."""
-    backend = importlib.import_module(f"trueup.kernels.{device}") if _COMPILED.get(device) else plain
+    backend = _backend(device) if _COMPILED.get(device) else plain
     function: Callable[..., Any] = getattr(backend, name, None) or getattr(plain, name)
     return function
+
+
+@functools.cache
+def _backend(device: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"trueup.kernels.{device}")
+    except Exception as error:  # a compiler that is there but does not work must not fail a request
+        warnings.warn(
+            f"trueup computes in torch's own operators, which are slower: {_COMPILERS[device]} does not work here "
+            f"({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
+        return plain
 
 
 def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:

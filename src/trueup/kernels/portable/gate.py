@@ -32,6 +32,8 @@ class GateConstants(NamedTuple):
     right: Tensor  # (n,): where each step of the p-value ends
     fall: Tensor  # (n,): its slope
     floors: tuple[Tensor, ...]  # per norm, (2 or 5, channels)
+    bands: tuple[bool, ...]  # per norm, whether there are 5
+    held: int  # n
 
 
 def gate_constants(gate: Gate, floors: Sequence[Tensor]) -> GateConstants:
@@ -53,7 +55,8 @@ def gate_constants(gate: Gate, floors: Sequence[Tensor]) -> GateConstants:
         scores[1:],
         fall,
     )
-    return GateConstants(*(t.float().contiguous() for t in constants), tuple(floor.float() for floor in floors))
+    narrow, bands = tuple(floor.float() for floor in floors), tuple(len(floor) == 5 for floor in floors)
+    return GateConstants(*(t.float().contiguous() for t in constants), narrow, bands, len(gate.held))
 
 
 def gate_values(
@@ -61,23 +64,22 @@ def gate_values(
 ) -> Tensor:
     """As `trueup.kernels.gate_values`."""
     c = constants
-    x = torch.cat([_features(m, floor) for m, floor in zip(moments, c.floors, strict=True)], dim=1)
+    x = torch.cat([_features(*each) for each in zip(moments, c.floors, c.bands, strict=True)], dim=1)
     cells = ((x[:, :, None] - c.left) * c.slope + c.jump).clamp(0, 1).sum(dim=2)
     beyond = (x - c.ends[0]).clamp(min=0) * c.tails[0] - (c.ends[1] - x).clamp(min=0) * c.tails[1]
     scores = cells * c.step + c.shift + beyond + 0 * x  # some runtimes lose NaN in a clamp
     found = (scores @ c.whiten).square().mean(dim=1, keepdim=True)
-    n = len(c.right)
     # Counted from the far end: small p-values are small sums, and lose nothing to rounding.
-    p = (1 + ((c.right - found) * c.fall).clamp(0, 1).sum(dim=1)) / (n + 1)
+    p = (1 + ((c.right - found) * c.fall).clamp(0, 1).sum(dim=1)) / (c.held + 1)
     g = (math.log(ramp * budget) - torch.log(p)) / math.log(ramp) if budget > 0 else torch.zeros_like(p)
     g = torch.where(found[:, 0] < torch.finfo(torch.float32).max, g.clamp(0, 1), 1.0 if budget > 0 else 0.0)
     return least + (1 - least) * g
 
 
-def _features(moments: Tensor, floor: Tensor) -> Tensor:
+def _features(moments: Tensor, floor: Tensor, bands: bool) -> Tensor:
     """As `functional.gate.features`."""
     moments = moments.float()
-    if moments.shape[1] == 2:
+    if not bands:
         return torch.cat([moments[:, 0], 0.5 * torch.log(moments[:, 1] + floor[1])], dim=1)
     mean, _, low, high, size = moments.unbind(1)
     high = 0.5 * torch.log(high + floor[3])

@@ -22,13 +22,16 @@ class MapConstants(NamedTuple):
     kappa: Tensor  # (k * channels,)
     floor: Tensor  # ((k - 1) * channels,)
     base: Tensor | None  # (k * channels,); None may stand for 0 everywhere
+    width: int  # channels
+    bands: bool  # k is 3, not 2
 
 
 def map_constants(reference: Tensor) -> MapConstants:
     """Work out the constants of a reference."""
     centre, spread, kappa, floor, base = reference.double()
     scaled = torch.nan_to_num(kappa * spread.square(), nan=LARGEST, posinf=LARGEST).clamp(1e-38, LARGEST)
-    return MapConstants(*(row.flatten().float() for row in (centre, scaled, floor[1:].clamp(min=1e-30), base)))
+    rows = (row.flatten().float() for row in (centre, scaled, floor[1:].clamp(min=1e-30), base))
+    return MapConstants(*rows, width=reference.shape[2], bands=reference.shape[1] == 3)
 
 
 def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels: int, may_close: bool) -> Tensor:
@@ -37,8 +40,7 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
     `may_close`: gate values may be 0, and such images must come out unchanged to the last bit.
     """
     channels %= a.dim()
-    width = a.shape[channels]
-    bands = len(constants.centre) == 3 * width
+    width, bands = constants.width, constants.bands
     if bands and channels != 1:  # pooling wants channels first
         moved = realign(a.movedim(channels, 1), constants, gate, channels=1, may_close=may_close)
         return moved.movedim(1, channels)
@@ -50,16 +52,18 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
     opened = None if gate is None else gate.to(wide.dtype).view(-1, *[1] * (a.dim() - 1))
     if a.dim() == 2:  # a map of one value has a mean and nothing else
         few = slice(0, width)
-        out = wide + _shift(centre[:, few] - wide, kappa[:, few], base if base is None else base[:, few], opened, width)
-        mean = wide
+        share = None if base is None else base[:, few]
+        out = wide + _shift(centre[:, few] - wide, kappa[:, few], share, opened, width, 0, 1)
+        finite = wide.abs() < torch.finfo(wide.dtype).max
     else:
         over = [d for d in range(1, a.dim()) if d != channels]
         mean = wide.mean(over, keepdim=True)
         parts = _parts(wide - mean, over, bands)
-        variances = [part.square().mean(over, keepdim=True) for part in parts]
+        variances = [(part * part).mean(over, keepdim=True) for part in parts]
+        finite = variances[-1] < torch.finfo(wide.dtype).max
         spread = torch.cat(variances, dim=channels) if bands else variances[0]
         seen = torch.cat([mean, 0.5 * torch.log(spread + floor)], dim=channels)
-        moves = _shift(centre - seen, kappa, base, opened, width, channels)
+        moves = _shift(centre - seen, kappa, base, opened, width, width * len(parts), channels)
         by, *gains = moves.split(width, dim=channels)
         out = mean + by
         for gain, part in zip(gains, parts, strict=True):
@@ -67,7 +71,6 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
     if a.dtype == torch.float16:
         limit = torch.finfo(a.dtype).max
         out = out.clamp(-limit, limit)
-    finite = mean.abs() < torch.finfo(wide.dtype).max
     if opened is not None and may_close:
         finite = finite & (opened > 0)
     return torch.where(finite, out, wide).to(a.dtype)
@@ -104,9 +107,12 @@ def _local_mean(maps: Tensor) -> Tensor:
 
 
 def _shift(
-    back: Tensor, kappa: Tensor, base: Tensor | None, gate: Tensor | None, width: int, channels: int = 1
+    back: Tensor, kappa: Tensor, base: Tensor | None, gate: Tensor | None, width: int, rest: int, channels: int
 ) -> Tensor:
-    """How far statistics move that lie `back` from their centre: `functional.evidence.shifts`."""
+    """How far `width` means and the `rest`, log-deviations, move that lie `back` from their centres.
+
+    As `functional.evidence.shifts`.
+    """
     squared = back * back
     if gate is not None:
         squared = squared * gate
@@ -116,8 +122,7 @@ def _shift(
     if gate is not None:
         base = base * gate
     mixed = base * back
-    if back.shape[channels] > width:
-        rest = back.shape[channels] - width
+    if rest:
         away = (-2 * back.narrow(channels, width, rest)).clamp(-40, 40)
         share = base.narrow(channels, width, rest)
         logs = -0.5 * torch.log(1 - share + share * torch.exp(away))

@@ -20,13 +20,14 @@ class Target(NamedTuple):
 
     values: Tensor  # (m,) float32
     spacing: Levels
+    m: int
 
 
 def target_of(curve: Tensor, levels: Tensor | None) -> Target | None:
     """The target of a `curve_of` these `levels`; None if they are spaced in neither of the ways that `calibrate` knows."""
     if levels is not None and not torch.allclose(levels.double(), _dense_ends(len(levels)).to(levels.device), rtol=0, atol=1e-9):
         return None
-    return Target(curve[1].float(), "even" if levels is None else "dense ends")
+    return Target(curve[1].float(), "even" if levels is None else "dense ends", curve.shape[1])
 
 
 def transport(
@@ -37,7 +38,7 @@ def transport(
         return a.clone()
     wide = a if a.dtype == torch.float64 else a.float()
     row = wide.flatten(1) if a.dim() > 1 else wide[:, None]
-    goal = _order_statistics(target.values.to(row.dtype), target.spacing, row.shape[1])
+    goal = _order_statistics(target._replace(values=target.values.to(row.dtype)), row.shape[1])
     mean = row.mean(dim=1, keepdim=True)
     moved = _transport(row, goal)
     if location == "keep":
@@ -63,14 +64,15 @@ def _transport(rows: Tensor, target: Tensor) -> Tensor:
     return torch.zeros_like(ordered).scatter(1, order, shared)
 
 
-def _order_statistics(values: Tensor, spacing: Levels, n: int) -> Tensor:
+def _order_statistics(target: Target, n: int) -> Tensor:
     """As `functional.order_statistics`. Where levels are dense at the ends, their formula tells the place of a rank.
 
     Each half is counted from its own end, where float32 has the most digits.
     """
-    m = values.shape[0]
+    values, spacing, m = target
     rank = torch.arange(n, dtype=torch.float32, device=values.device)
-    near = torch.minimum(rank, n - 1 - rank) / (n - 1) if n > 1 else rank + 0.5
+    single = not torch.jit.is_tracing() and n == 1  # under jit.trace, n is not a number
+    near = rank + 0.5 if single else torch.minimum(rank, n - 1 - rank) / (n - 1)
     angle = math.pi / 2 / (m - 1)
     place = near * (m - 1) if spacing == "even" else near.sqrt().asin() / angle
     left = place.floor().clamp(max=m - 2)
