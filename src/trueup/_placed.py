@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trueup import kernels
 from trueup.functional import evidence
 from trueup.functional.gate import Gate
-from trueup.graph import Site, batch_norm_of
+from trueup.graph import Site, batch_norm_of, leaf
 from trueup.kernels import BatchNorm, Order, portable
 from trueup.rules import Correction, Evidence
 from trueup.targets import ActivationTarget, NormTarget
@@ -71,6 +71,7 @@ class Transport(AtSite):
         if ordinary is not None:
             self._keep(ordinary)
 
+    @leaf
     def forward(
         self,
         a: Tensor,
@@ -120,6 +121,7 @@ class Realign(AtSite):
         constants = portable.map_constants(self.reference)
         self._keep(constants if rule.base else constants._replace(base=None))
 
+    @leaf
     def forward(
         self,
         a: Tensor,
@@ -158,6 +160,7 @@ class GateReader(nn.Module):
         super().__init__()
         self.name, self.bands, self.channel_dim = site.name, bands, site.channel_dim
 
+    @leaf
     def forward(self, a: Tensor) -> Tensor:
         return kernels.moments(a if self.channel_dim == 1 else a.movedim(self.channel_dim, 1), bands=self.bands)
 
@@ -178,6 +181,7 @@ class GateValue(AtSite):
             self.register_buffer(name, tensor, persistent=False)
         self._keep(portable.gate_constants(gate, floors))
 
+    @leaf
     def forward(self, *moments: Tensor) -> Tensor:
         tensors = [getattr(self, name) for name in self.names]
         gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]

@@ -7,6 +7,7 @@ from trueup.graph.activations import Activation
 from trueup.graph.clone import clone, device_of
 from trueup.graph.fusion import batch_norm_of
 from trueup.graph.instrument import Instrumented, Reading
+from trueup.graph.ordinary import leaf
 from trueup.graph.probe import Probe
 from trueup.graph.site import KINDS, Kind, Select, Site, Sites
 from trueup.graph.trace import Trace, TraceError, trace
@@ -26,5 +27,6 @@ __all__ = [
     "batch_norm_of",
     "clone",
     "device_of",
+    "leaf",
     "trace",
 ]
