@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from trueup import kernels
@@ -25,6 +26,14 @@ class AtSite(nn.Module):
         for name, buffer in exact.items():
             self._buffers[name] = buffer.to(self.get_buffer(name).device)
         return self
+
+    def warm_up(self) -> None:
+        """Compute something small, so that no request has to wait for a compiler."""
+        with torch.inference_mode():
+            self(*self._example())
+
+    def _example(self) -> tuple[Tensor, ...]:
+        raise NotImplementedError
 
     def _keep(self, constants: NamedTuple) -> None:
         """Keep constants for `kernels.portable`: their tensors as buffers, also those inside tuples."""
@@ -90,12 +99,16 @@ class Transport(AtSite):
             sparse=self.sparse,
             exact=self.rule.method == "sort",
             even_levels=self.even_levels,
-            ordinary=self._constants() if self._has_ordinary and kernels.in_ordinary_operators(a) else None,
+            # A sort: slower than the histogram, which therefore stays where torch.compile can call it.
+            ordinary=self._constants() if self._has_ordinary and kernels.leaves_this_process() else None,
             norm=batch_norm,
             residual=residual,
             order=order,
             relu=relu,
         )
+
+    def _example(self) -> tuple[Tensor, ...]:
+        return (self.curve.new_zeros(1, 8, dtype=torch.float32),)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""
@@ -146,6 +159,10 @@ class Realign(AtSite):
             may_close=self.may_close,
         )
 
+    def _example(self) -> tuple[Tensor, ...]:
+        example = self.reference.new_zeros(1, self.reference.shape[2], 8, 8, dtype=torch.float32)
+        return (example.movedim(1, self.channel_dim),)
+
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""
         bands = ", bands" if self.reference.shape[1] == 3 else ""
@@ -187,6 +204,10 @@ class GateValue(AtSite):
         gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]
         constants = self._constants() if kernels.in_ordinary_operators(moments[0]) else None
         return kernels.gate_values(moments, floors, gate, self.budget, self.ramp, self.least, constants=constants)
+
+    def _example(self) -> tuple[Tensor, ...]:
+        floors = (getattr(self, name) for name in self.names[len(Gate._fields) :])
+        return tuple(floor.float()[None] for floor in floors)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""

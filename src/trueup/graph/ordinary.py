@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import fx, nn
 
 _OWN = "model."
+_RESERVED = ("model", "placed", "readers", "combine")  # submodules of the wrapper; a model may have such names too
 
 
 class LikeItsModel(nn.Module):
@@ -30,7 +31,7 @@ class LikeItsModel(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         model = self.__dict__.get("_modules", {}).get("model")
-        if name != "model" and model is not None and name in model._modules and name not in self._modules:
+        if name not in _RESERVED and model is not None and name in model._modules:
             setattr(model, name, value)
             return
         super().__setattr__(name, value)
@@ -65,7 +66,7 @@ class LikeItsModel(nn.Module):
             state[f"{prefix}{_OWN}{key.removeprefix(prefix)}"] = state.pop(key)
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        return _empty, (plain_class(self),), self.__getstate__()
+        return _empty, (plain_class(self),), self.__getstate__()  # type: ignore[no-untyped-call]
 
     def __prepare_scriptable__(self) -> nn.Module:
         raise TypeError(

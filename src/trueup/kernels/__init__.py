@@ -17,11 +17,11 @@ from trueup.kernels.dispatch import (
     add,
     gate_values,
     in_ordinary_operators,
+    leaves_this_process,
     moments,
     quantile_rows,
     realign,
     transport,
-    warm_up,
 )
 from trueup.kernels.layout import as_rows
 
@@ -33,9 +33,9 @@ __all__ = [
     "curve_of",
     "gate_values",
     "in_ordinary_operators",
+    "leaves_this_process",
     "moments",
     "quantile_rows",
     "realign",
     "transport",
-    "warm_up",
 ]

@@ -62,7 +62,8 @@ def realign(
     last bit. Values that are not moved are rounded as by torch's operators one after the other, unless a norm is fused:
     that is not rounded in between.
 
-    With `constants`, those of the reference, it is done in ordinary operators; `may_close` says that gate values may be 0.
+    With `constants`, those of the reference, it is done in ordinary operators; `may_close` says that gate values may
+    be 0.
     """
     out: Tensor
     if constants is not None:
@@ -107,11 +108,11 @@ def transport(
 ) -> Tensor:
     """Return `functional.correct` of relu(add(norm(a), residual)), from a histogram; the relu only if asked for.
 
-    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. With `ordinary`, the same target,
-    it is done in ordinary operators. `residual` and
-    `order` are as in `realign`; "in place" without a norm writes into `a`, as torch would. `exact` sorts instead, and
-    so do float64 and forward-mode derivatives. The result shares no memory with `a` and does not depend on the batch or
-    on the number of threads, to the last bit.
+    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. With
+    `ordinary`, the same target, it is done in ordinary operators. `residual` and `order` are as in `realign`; "in
+    place" without a norm writes into `a`, as torch would. `exact` sorts instead, and so do float64 and forward-mode
+    derivatives. The result shares no memory with `a` and does not depend on the batch or on the number of threads, to
+    the last bit.
     """
     out: Tensor
     if ordinary is not None:
@@ -195,15 +196,12 @@ def in_ordinary_operators(a: Tensor) -> bool:
     That is every export, from any device, and on the CPU also `torch.compile`, which fuses ordinary operators better
     than it can call ours. On CUDA, `torch.compile` keeps our kernels.
     """
-    if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting() or a.device.type == "cpu"
-    return torch.jit.is_tracing()
+    return leaves_this_process() or (torch.compiler.is_compiling() and a.device.type == "cpu")
 
 
-def warm_up(device: torch.device | None) -> None:
-    """Load or compile what the first call on the CPU needs, so that no request waits for it."""
-    if device is not None and device.type == "cpu":
-        _fastest("realign", "cpu")
+def leaves_this_process() -> bool:
+    """Whether a graph is being exported or traced: it may run where there is no trueup."""
+    return torch.compiler.is_exporting() or portable.is_jit_tracing()
 
 
 def add(value: Any, residual: Any, order: Order) -> Any:

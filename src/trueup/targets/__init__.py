@@ -3,8 +3,17 @@
 from trueup.targets.accumulate import Accumulator
 from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision, Trial
-from trueup.targets.fingerprint import Fingerprint
+from trueup.targets.fingerprint import Fingerprint, is_quantised
 from trueup.targets.norm import NormTarget
 from trueup.targets.values import Targets
 
-__all__ = ["Accumulator", "ActivationTarget", "Decision", "Fingerprint", "NormTarget", "Targets", "Trial"]
+__all__ = [
+    "Accumulator",
+    "ActivationTarget",
+    "Decision",
+    "Fingerprint",
+    "NormTarget",
+    "Targets",
+    "Trial",
+    "is_quantised",
+]

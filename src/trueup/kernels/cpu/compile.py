@@ -29,7 +29,8 @@ def callback(function: Any) -> int:
     except RuntimeError:
         compiled = numba.cfunc(signature)(function)
     _KEPT.append(compiled)
-    address: int = compiled.address
+    address: int | None = compiled.address
+    assert address is not None
     return address
 
 
@@ -37,7 +38,7 @@ _KEPT: list[Any] = []  # the code of a callback lives as long as its object
 
 
 @intrinsic
-def at_address(_context: Any, _address: Any) -> Any:
+def _at_address(_context: Any, _address: Any) -> Any:
     """Convert an address to a pointer, which `numba.carray` takes."""
 
     def code(_context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -47,10 +48,14 @@ def at_address(_context: Any, _address: Any) -> Any:
 
 
 @intrinsic
-def fetch_add(_context: Any, _pointer: Any, _value: Any) -> Any:
+def _fetch_add(_context: Any, _pointer: Any, _value: Any) -> Any:
     """Add to the first int64 at a pointer and return what was there, as one step that threads cannot divide."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.atomic_rmw("add", arguments[0], arguments[1], "monotonic")
 
     return types.int64(types.CPointer(types.int64), types.int64), code
+
+
+at_address: Any = _at_address
+fetch_add: Any = _fetch_add

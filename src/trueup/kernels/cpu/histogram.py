@@ -98,7 +98,7 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     arrays: tuple[Any, ...] = tuple(tensor.numpy() for tensor in tensors)
     shares = min(torch.get_num_threads(), len(rows), max(1, rows.numel() // _PART))
     bounds = np.linspace(0, len(rows), shares + 1).astype(np.int64)
-    run_parallel(lambda k: _quantiles(*arrays, bounds[k], bounds[k + 1]), shares)  # type: ignore[call-arg]
+    run_parallel(lambda k: _quantiles(*arrays, bounds[k], bounds[k + 1]), shares)
     return out
 
 

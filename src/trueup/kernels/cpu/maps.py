@@ -11,7 +11,7 @@ import ctypes
 
 import numpy as np
 import torch
-from numba import carray
+from numba import carray  # type: ignore[attr-defined]
 from torch import Tensor
 
 from trueup.functional import evidence
@@ -65,14 +65,18 @@ def _realign_maps(
     maps: Tensor, reference: Tensor, gate: Tensor | None, out: Tensor, residual: Tensor | None, relu: bool
 ) -> None:
     """Write relu(realigned maps + residual) into `out`; maps are contiguous float32. Images with gate 0 do not move."""
-    known = reference if reference.dtype == torch.float64 and reference.is_contiguous() else reference.double().contiguous()
+    known = (
+        reference if reference.dtype == torch.float64 and reference.is_contiguous() else reference.double().contiguous()
+    )
     opened = None if gate is None else gate.detach().float().contiguous()
     addresses = [0 if t is None else t.data_ptr() for t in (out, residual, known, opened)]
     width = maps.shape[-1] if reference.shape[1] == 3 else 0
     _run(_REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, relu=relu)
 
 
-def _run(function: int, maps: Tensor, addresses: list[int], planes: int, channels: int, width: int, *, relu: bool) -> None:
+def _run(
+    function: int, maps: Tensor, addresses: list[int], planes: int, channels: int, width: int, *, relu: bool
+) -> None:
     """Call a compiled function on all planes, in as many threads as torch uses if there is enough to do."""
     size = maps.numel()
     shares = 1 if size < 2 * _PART else min(torch.get_num_threads(), planes, size // _PART)
@@ -137,10 +141,9 @@ def _coefficients(found, reference, c, gate, terms):
     for j in range(k):
         centre, spread, kappa = reference[0, j, c], reference[1, j, c], reference[2, j, c]
         floor, base = reference[3, j, c], reference[4, j, c] * gate
-        if j:
-            away = 0.5 * np.log(np.float64(found[1 if k == 2 else 1 + j]) + floor) - centre
-        else:
-            away = mean - centre
+        row = 0 if j == 0 else 1 if k == 2 else 1 + j
+        value = np.float64(found[row])
+        away = (0.5 * np.log(value + floor) if j else value) - centre
         z = away / spread
         z2 = min(z * z, 1e30) * gate
         share = z2 / (z2 + kappa)
@@ -316,5 +319,6 @@ def _write_block(centred, beside, first, last, up, down, start, low, high, resid
     for k in range(len(row)):
         smooth = _local_mean(here[k], above[k], below[k], scales)
         out[k] = _finish(start + low * smooth + high * (row[k] - smooth), residual, k, least)
+
 
 _MEASURE, _REALIGN = (callback(function) for function in (_measure_planes, _realign_planes))

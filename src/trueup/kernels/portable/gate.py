@@ -43,20 +43,25 @@ def gate_constants(gate: Gate, floors: Sequence[Tensor]) -> GateConstants:
     step = 2 * gate.top / (KNOTS - 1)
     scores = torch.cat([gate.held, 2 * gate.held[-1:]])
     fall = (1 / scores.diff()).nan_to_num(posinf=STEEP).clamp(max=STEEP)
-    constants = (
-        left,
-        torch.where(flat, STEEP, 1 / width).clamp(max=STEEP),
-        torch.where(flat, 0.5, 0.0),
-        torch.stack([gate.knots[:, -1], gate.knots[:, 0]]),
-        1 / gate.tails,
-        -gate.top - gate.centre,
-        step,
-        gate.whiten,
-        scores[1:],
-        fall,
+
+    def narrow(values: Tensor) -> Tensor:
+        return values.float().contiguous()
+
+    return GateConstants(
+        left=narrow(left),
+        slope=narrow(torch.where(flat, STEEP, 1 / width).clamp(max=STEEP)),
+        jump=narrow(torch.where(flat, 0.5, 0.0)),
+        ends=narrow(torch.stack([gate.knots[:, -1], gate.knots[:, 0]])),
+        tails=narrow(1 / gate.tails),
+        shift=narrow(-gate.top - gate.centre),
+        step=narrow(step),
+        whiten=narrow(gate.whiten),
+        right=narrow(scores[1:]),
+        fall=narrow(fall),
+        floors=tuple(narrow(floor) for floor in floors),
+        bands=tuple(len(floor) == 5 for floor in floors),
+        held=len(gate.held),
     )
-    narrow, bands = tuple(floor.float() for floor in floors), tuple(len(floor) == 5 for floor in floors)
-    return GateConstants(*(t.float().contiguous() for t in constants), narrow, bands, len(gate.held))
 
 
 def gate_values(

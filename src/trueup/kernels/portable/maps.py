@@ -30,8 +30,8 @@ def map_constants(reference: Tensor) -> MapConstants:
     """Work out the constants of a reference."""
     centre, spread, kappa, floor, base = reference.double()
     scaled = torch.nan_to_num(kappa * spread.square(), nan=LARGEST, posinf=LARGEST).clamp(1e-38, LARGEST)
-    rows = (row.flatten().float() for row in (centre, scaled, floor[1:].clamp(min=1e-30), base))
-    return MapConstants(*rows, width=reference.shape[2], bands=reference.shape[1] == 3)
+    rows = [row.flatten().float() for row in (centre, scaled, floor[1:].clamp(min=1e-30), base)]
+    return MapConstants(rows[0], rows[1], rows[2], rows[3], reference.shape[2], reference.shape[1] == 3)
 
 
 def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels: int, may_close: bool) -> Tensor:
@@ -64,7 +64,7 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
         spread = torch.cat(variances, dim=channels) if bands else variances[0]
         seen = torch.cat([mean, 0.5 * torch.log(spread + floor)], dim=channels)
         moves = _shift(centre - seen, kappa, base, opened, width, width * len(parts), channels)
-        by, *gains = moves.split(width, dim=channels)
+        by, *gains = torch.split(moves, width, dim=channels)
         out = mean + by
         for gain, part in zip(gains, parts, strict=True):
             out = out + gain.exp() * part

@@ -14,7 +14,6 @@ from trueup.functional.paper import levels as _dense_ends
 Levels = Literal["even", "dense ends"]
 
 
-
 class Target(NamedTuple):
     """A target as `transport` reads it."""
 
@@ -24,15 +23,15 @@ class Target(NamedTuple):
 
 
 def target_of(curve: Tensor, levels: Tensor | None) -> Target | None:
-    """The target of a `curve_of` these `levels`; None if they are spaced in neither of the ways that `calibrate` knows."""
-    if levels is not None and not torch.allclose(levels.double(), _dense_ends(len(levels)).to(levels.device), rtol=0, atol=1e-9):
+    """The target of a curve at these `levels`; None if they are spaced in none of the ways of `calibrate`."""
+    if levels is not None and not torch.allclose(
+        levels.double(), _dense_ends(len(levels)).to(levels.device), rtol=0, atol=1e-9
+    ):
         return None
     return Target(curve[1].float(), "even" if levels is None else "dense ends", curve.shape[1])
 
 
-def transport(
-    a: Tensor, target: Target, step: float, *, location: Location, sparse: bool
-) -> Tensor:
+def transport(a: Tensor, target: Target, step: float, *, location: Location, sparse: bool) -> Tensor:
     """As `functional.correct`."""
     if step == 0:
         return a.clone()
@@ -64,6 +63,11 @@ def _transport(rows: Tensor, target: Tensor) -> Tensor:
     return torch.zeros_like(ordered).scatter(1, order, shared)
 
 
+def is_jit_tracing() -> bool:
+    """Whether torch.jit.trace is recording."""
+    return torch._C._get_tracing_state() is not None
+
+
 def _order_statistics(target: Target, n: int) -> Tensor:
     """As `functional.order_statistics`. Where levels are dense at the ends, their formula tells the place of a rank.
 
@@ -71,7 +75,7 @@ def _order_statistics(target: Target, n: int) -> Tensor:
     """
     values, spacing, m = target
     rank = torch.arange(n, dtype=torch.float32, device=values.device)
-    single = not torch.jit.is_tracing() and n == 1  # under jit.trace, n is not a number
+    single = not is_jit_tracing() and n == 1  # under jit.trace, n is not a number
     near = rank + 0.5 if single else torch.minimum(rank, n - 1 - rank) / (n - 1)
     angle = math.pi / 2 / (m - 1)
     place = near * (m - 1) if spacing == "even" else near.sqrt().asin() / angle
