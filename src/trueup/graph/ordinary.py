@@ -9,13 +9,8 @@ from typing import Any, TypeVar
 from torch import fx, nn
 
 _OWN = "model."
-_RESERVED = ("model", "placed", "readers", "combine", "report")  # the wrapper's own; a model may have such names too
-    "model",
-    "placed",
-    "readers",
-    "combine",
-    "report",
-)  # submodules of the wrapper; a model may have such names too
+# Submodules of the wrapper; a model may have such names too.
+_RESERVED = ("model", "placed", "readers", "combine", "report")
 
 
 class LikeItsModel(nn.Module):
