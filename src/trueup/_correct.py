@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from trueup import kernels
 from trueup._placed import AtSite, GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
 from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Sites, Trace, trace
@@ -53,6 +54,7 @@ class Corrected(Instrumented):
         for part in (self.placed, self.readers, self.combine, self.report):
             if part is not None:
                 part.to(self.device)
+        kernels.load_backend(self.device)
         if self.device is not None and self.device.type == "cpu":
             for part in (*self.placed[:1], self.combine):
                 if isinstance(part, AtSite):

@@ -122,7 +122,7 @@ class Realign(AtSite):
     norm before it, and the residual sum and ReLU after it, can be part of the same pass.
     """
 
-    fuses = ("batch_norm", "add", "relu")
+    fuses = ("batch_norm", "add", "relu", "relu6")
     reference: Tensor
 
     def __init__(self, site: Site, target: NormTarget, rule: Evidence, share: float = 1.0) -> None:
@@ -144,6 +144,7 @@ class Realign(AtSite):
         residual: Any = None,
         order: Order = "value first",
         relu: bool = False,
+        ceiling: float | None = None,
     ) -> Tensor:
         a, batch_norm = _resolved(a, norm)
         return kernels.realign(
@@ -154,6 +155,7 @@ class Realign(AtSite):
             residual=residual,
             order=order,
             relu=relu,
+            ceiling=ceiling,
             channels=self.channel_dim,
             constants=self._constants() if kernels.in_ordinary_operators(a) else None,
             may_close=self.may_close,

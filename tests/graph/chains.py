@@ -24,21 +24,25 @@ class Change(nn.Module):
         super().__init__()
         self.kind, self.fuses, self.told = site.kind, fuses, None
 
-    def forward(self, a: Tensor, *given, norm=None, residual=None, order=FIRST, relu=False) -> Tensor:
-        self.told = told(norm=norm, residual=residual, order=order, relu=relu)
+    def forward(self, a: Tensor, *given, norm=None, residual=None, order=FIRST, relu=False, ceiling=None) -> Tensor:
+        self.told = told(norm=norm, residual=residual, order=order, relu=relu, ceiling=ceiling)
         a = a if norm is None else norm(a)
         a = a * 1.5 - 0.1 if self.kind == "norm" else a
         if residual is not None and order == INTO:
             a += residual
         elif residual is not None:
             a = residual + a if order == LAST else a + residual
-        a = a.relu() if relu else a
+        a = a.clamp(0, ceiling) if relu else a
         return a if self.kind == "norm" else a * 1.5 - 0.1
 
 
-def told(*, norm=None, residual=None, order=FIRST, relu=False):
+def told(*, norm=None, residual=None, order=FIRST, relu=False, ceiling=None):
     """What a placed module was asked to do, in the order in which it does it."""
-    return (*(["norm"] if norm is not None else []), *([order] if residual is not None else []), *["relu"] * relu)
+    return (
+        *(["norm"] if norm is not None else []),
+        *([order] if residual is not None else []),
+        *["relu" if ceiling is None else f"relu{ceiling:g}"] * relu,
+    )
 
 
 def instrumented(model, kind=None, **options):

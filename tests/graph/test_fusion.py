@@ -460,3 +460,21 @@ def test_where_other_names_read_what_is_written_nothing_is_done_together(rest):
     robust, x = instrumented(Aliased().eval()), images(2)
     assert tasks(robust, x) == {"relu": ()}
     assert robust(x).equal(apart(robust)(x))
+
+
+@pytest.mark.parametrize("relu6", [nn.ReLU6(), nn.ReLU6(inplace=True)], ids=["module", "in place"])
+def test_a_relu6_is_done_with_the_correction_before_it(relu6):
+    model, x = Block(lambda block, a, _x: block.relu(a), relu6), dark(4)
+    nn.init.constant_(model.bn.weight, 30.0)
+    targets = trueup.calibrate(model, [images(20)], decide=False)
+    robust = trueup.correct(model, targets, EVERYONE)
+    assert list(tasks(robust, x).values()) == [("norm", "relu6")]
+    with torch.no_grad():
+        assert robust(x).equal(apart(robust)(x))
+        limited = robust.placed[0](model.conv(x), norm=model.bn, relu=True, ceiling=6.0)
+    assert (limited == 6).any()
+
+
+def test_a_module_that_does_not_know_relu6_leaves_it():
+    robust = instrumented(Block(lambda block, a, _x: block.relu(a), nn.ReLU6()), "norm")
+    assert list(tasks(robust).values()) == [("norm",)]

@@ -378,6 +378,35 @@ def test_triton_fuses_norm_residual_and_relu(device, last, shape, bands, dtype, 
 
 
 @devices
+@layouts
+def test_triton_limits_a_relu6(device, last):
+    reference = reference_of(maps(30, 5, 5, 7), bands=True).to(device)
+    x = laid_out(9 * maps(3, 5, 5, 7).to(device), last)
+    x[0, 0, 0, 0] = torch.nan
+    found = kernel.realign(x, reference, relu=True, ceiling=6.0)
+    expected = in_steps(x, reference).clamp(0, 6)
+    close(found, expected)
+    assert (found == 6).any()
+    assert (found == 0).any()
+    assert found[0, 0, 0, 0].isnan()
+
+
+@devices
+@pytest.mark.parametrize("shape", [(3, 21, 24), (2, 5, 9, 8), (2, 150, 3)], ids=str)
+def test_triton_takes_tokens_as_they_are(device, shape):
+    """Channels in the last dimension, and of numbers that are no power of two."""
+    bands = len(shape) == 4
+    clean = maps(30, *shape[1:]).movedim(-1, 1)
+    reference, x = reference_of(clean, bands=bands).to(device), 3 * maps(*shape, seed=1).to(device)
+    found = kernel.realign(x, reference, channels=x.dim() - 1)
+    close(found.movedim(-1, 1), in_steps(x.movedim(-1, 1), reference))
+    assert found.is_contiguous()
+    assert found.movedim(-1, 1).equal(kernel.realign(x.movedim(-1, 1), reference))
+    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+    close(kernel.realign(turned, reference, channels=x.dim() - 1), found.double().cpu())
+
+
+@devices
 def test_triton_stays_in_the_range_of_float16(device):
     reference = reference_of(1e5 * maps(30, 2, 4, 8) + 1e6, bands=True)
     x = maps(2, 2, 4, 8, seed=1).half()
@@ -390,10 +419,11 @@ def test_triton_stays_in_the_range_of_float16(device):
 @pytest.mark.parametrize("measure", [False, True])
 def test_a_triton_grid_takes_100_000_images(device, measure):
     """A grid is 2^31 - 1 long, but 65,535 wide and high."""
-    device, steps = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else (False, True, True, False)
+    device, add = torch.device("cpu" if INTERPRETED else "cuda:0"), None if measure else True
     for side in (8, 64):
-        shape = kernel._Shape((100_000, 64, side, side), True)
-        plan = kernel._plan(shape, torch.float32, device, True, steps, (), None, None, None)
+        shape, strides = (100_000, 64, side, side), (64 * side * side, 1, 64 * side, 64)
+        dtypes = (torch.float64,) + 4 * (torch.float32,)
+        plan = kernel._plan(shape, strides, 1, torch.float32, device, True, add, dtypes, None, None, None)
         assert plan.split == (side > 16)
         for launch in (plan.whole, plan.sum_segments, plan.finish):
             assert max(launch.grid[1:]) <= 65_535
@@ -406,7 +436,8 @@ def test_no_triton_segment_is_empty(device, last):
     device = torch.device("cpu" if INTERPRETED else "cuda:0")
     for height in range(1, 130):
         for width in (1, 8, 17, 70, 200):
-            shape = kernel._Shape((1, 4, height, width), last)
-            plan = kernel._plan(shape, torch.float32, device, True, None, (), None, None, None)
-            *_, rows, strips = plan.sizes
-            assert (plan.segments // strips - 1) * plan.rows_per_segment < rows
+            shape, n = (1, 4, height, width), height * width
+            strides = (4 * n, 1, 4 * width, 4) if last else (4 * n, n, width, 1)
+            plan = kernel._plan(shape, strides, 1, torch.float32, device, True, None, (), None, None, None)
+            *_, rows, strips, rows_per_segment, segments = plan.whole_sizes
+            assert (segments // strips - 1) * rows_per_segment < rows

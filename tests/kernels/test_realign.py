@@ -216,6 +216,19 @@ def test_with_a_sum_and_a_relu_gradients_are_those_of_the_specification(add, rel
             assert only.grad.equal(r.grad)
 
 
+def test_a_ceiling_limits_values_and_gradients():
+    usual = reference(maps(30, 4, 8, 8), bands=True)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x, y = ((3 * maps(5, 4, 8, 8, seed=1)).to(dtype).requires_grad_() for _ in range(2))
+        found = kernels.realign(x, usual, relu=True, ceiling=1.5)
+        wanted = kernels.realign(y, usual).clamp(0, 1.5)
+        assert found.equal(wanted)
+        assert (found == 1.5).any()
+        found.square().sum().backward()
+        wanted.square().sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+
+
 @pytest.fixture
 def norms_are_taken(monkeypatch):
     """As on a GPU."""

@@ -28,6 +28,16 @@ def test_the_tables_of_the_bench_are_those_of_its_file(bench_table):
             assert f"<!-- {name} -->\n{table}<!-- /{name} -->" in text, f"{path.name}: run benchmarks/bench_table.py"
 
 
+def test_the_tables_of_performance_are_those_of_its_files(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import performance_table
+
+    text = performance_table.DOCUMENT.read_text(encoding="utf-8")
+    for name, table in performance_table.tables().items():
+        assert f"<!-- {name} -->\n{table}<!-- /{name} -->" in text, "run benchmarks/performance_table.py"
+    sys.modules.pop("performance_table")
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_relative_links_lead_somewhere(path):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
 import torch
 
 from trueup_lab.figures import draw_scaling
-from trueup_lab.performance import PerformanceCase, TimingRow, read_timings, write_timings
-from trueup_lab.performance.cases import _Network
-from trueup_lab.performance.rows import measured_on
+from trueup_lab.performance import CASES, PerformanceCase, TimingRow, first_answer, read_timings, write_timings
+from trueup_lab.performance.cases import BY_NAME
+from trueup_lab.performance.networks import Network
+from trueup_lab.performance.rows import absolute, measured_on
 from trueup_lab.performance.timing import side_by_side
 
 CPU = torch.device("cpu")
@@ -36,17 +38,11 @@ def test_new_rows_take_the_place_of_old_ones_of_their_case(tmp_path):
 
 
 def test_the_correction_of_a_network_is_measured_beside_it():
-    rows = list(_Network("resnet20", 2, rivals=True, threads=1)(CPU, 1.5, "small"))
-    assert [r.what for r in rows] == [
-        "correction",
-        "evidence",
-        "evidence, no gate",
-        "BN batch",
-        "BN mix",
-        "TENT",
-    ]
+    network = Network(BY_NAME["ResNet-20"], 2, rivals=True, threads=1, seconds=0.1)
+    rows = list(network.measure(CPU, "small", 1.5))
+    assert [r.what for r in rows] == ["evidence, no gate", "evidence", "BN batch", "BN mix", "TENT"]
     assert all(0.2 < r.ratio < 50 for r in rows)
-    assert [r.reach for r in rows] == [1.5, *[None] * 5]
+    assert [r.reach for r in rows] == [1.5, *[None] * 4]
 
 
 def test_the_command_prints_and_writes_its_rows(call, tmp_path, monkeypatch):
@@ -68,3 +64,41 @@ def test_an_unknown_case_is_answered_with_those_there_are(call):
     run = call("bench", "nothing", "--device", "cpu")
     assert run.exit_code == 2
     assert "ResNet-20, batch 128" in run.output
+
+
+def test_the_first_answer_is_measured_with_an_empty_and_then_a_full_cache(monkeypatch):
+    def process(folder, _name, _device):
+        cold = not (folder / "cache").exists()
+        (folder / "cache").mkdir(exist_ok=True)
+        (folder / "cache" / "kernel.cubin").touch()
+        assert (folder / "model.pt").exists()
+        assert (folder / "targets.safetensors").exists()
+        return {"correct": 0.5, "uncorrected": 0.25, "corrected": 3.25 if cold else 0.5}
+
+    monkeypatch.setattr(first_answer, "_in_a_new_process", process)
+    rows = {r.what: r for r in first_answer.measure_first_answer(BY_NAME["ResNet-20"], CPU)}
+    assert {what: (r.cost, r.against, r.reach) for what, r in rows.items()} == {
+        "first answer, empty cache": (3.0, "second", 4.0),
+        "correct": (0.5, "second", 1.0),
+        "first answer, full cache": (0.25, "second", 0.5),
+        "compiled kernels": (1, "kernel", None),
+    }
+
+
+def test_every_case_of_the_table_has_a_name_of_its_own():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert sum(name.startswith("ViT-S/16") for name in names) == 8
+
+
+def test_an_architecture_of_a_missing_package_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    monkeypatch.setitem(sys.modules, "torchvision.models.vision_transformer", None)
+    for name in ("DenseNet-121", "ViT-S/16"):
+        with pytest.raises(ImportError, match="pip install torchvision"):
+            BY_NAME[name].make()
+
+
+def test_a_cost_without_a_counterpart_is_compared_with_its_unit():
+    row = absolute("targets file", "small", "megabyte", 19e6, 20.0, unit=1e6)
+    assert (row.ratio, row.cost, row.of) == (19.0, 19e6, 1e6)

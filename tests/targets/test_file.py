@@ -82,6 +82,45 @@ def test_saving_and_loading_gives_equal_targets(tmp_path, resolution):
     assert [path.name for path in tmp_path.iterdir()] == ["targets.safetensors"]
 
 
+def test_a_small_file_keeps_fewer_images_to_a_byte_per_number(tmp_path):
+    model, x = make("resnet"), images(4, seed=5) * 0.5
+    targets = trueup.calibrate(model, images(240).split(60), decide=False)
+    targets.save(tmp_path / "whole")
+    targets.save(tmp_path / "small", small=True)
+    found = trueup.Targets.load(tmp_path / "small")
+    assert (tmp_path / "small").stat().st_size < 0.6 * (tmp_path / "whole").stat().st_size
+    assert found.images == 240
+    assert list(found.norms) == list(targets.norms)
+    for name, norm in found.norms.items():
+        mine = targets.norms[name].sample[:100].double()
+        assert norm.total.equal(targets.norms[name].total)
+        step = (mine.amax(0) - mine.amin(0)) / 255
+        assert ((norm.sample.double() - mine).abs() <= 0.51 * step + 2e-3 * mine.abs()).all()
+    for name, gate in found.gate.items():
+        assert len(gate.sample) == len(targets.gate[name].sample) == 240
+    with torch.no_grad():
+        for rule in (trueup.Evidence(), trueup.Evidence(budget=1, strength=0.1)):
+            plain, whole, less = model(x), *(trueup.correct(model, t, rule)(x) for t in (targets, found))
+            assert (less - whole).norm() < 0.25 * (whole - plain).norm()
+        paper = trueup.Correction(lambda1=0.5)
+        assert trueup.correct(model, found, paper)(x).equal(trueup.correct(model, targets, paper)(x))
+    found.save(tmp_path / "again", small=True)
+    again = trueup.Targets.load(tmp_path / "again")
+    assert all(again.norms[name].sample.sub(norm.sample).abs().max() < 1e-2 for name, norm in found.norms.items())
+
+
+@pytest.mark.parametrize("fault", ["infinite", "negative", "shape", "missing"])
+def test_a_small_file_with_a_grid_that_cannot_be_right_is_refused(tmp_path, fault):
+    path = tmp_path / "targets"
+    small_targets().save(path, small=True)
+    tensors, metadata = parts(path)
+    grid = tensors.pop("bn/grid")
+    faults = {"infinite": grid / 0, "negative": -1 - grid.abs(), "shape": grid[:1]}
+    forge(path, tensors | ({"bn/grid": faults[fault]} if fault in faults else {}), metadata)
+    with pytest.raises(ValueError, match="damaged trueup targets file"):
+        trueup.Targets.load(path)
+
+
 def test_equal_targets_are_equal_bytes(tmp_path):
     for name in ("one", "other"):
         small_targets().save(tmp_path / name)
@@ -155,8 +194,8 @@ def test_a_foreign_file_is_refused(tmp_path):
 
 def test_a_newer_file_is_refused(saved):
     tensors, metadata = parts(saved)
-    forge(saved, tensors, metadata | {"version": "5"})
-    with pytest.raises(ValueError, match="format version 5.*reads up to 4.*upgrade"):
+    forge(saved, tensors, metadata | {"version": "6"})
+    with pytest.raises(ValueError, match="format version 6.*reads up to 5.*upgrade"):
         trueup.Targets.load(saved)
 
 

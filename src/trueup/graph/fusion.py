@@ -23,6 +23,7 @@ _SUMS: dict[str, Collection[Any]] = {
     "call_function": (operator.add, operator.iadd, torch.add),
     "call_method": ("add", "add_"),
 }
+_RELUS: dict[str, dict[str, Any]] = {"relu": {"relu": True}, "relu6": {"relu": True, "ceiling": 6.0}}
 
 
 class Chain(NamedTuple):
@@ -40,7 +41,7 @@ def chain_after(
     readers: Collection[fx.Node] = (),
     kept: Collection[fx.Node] = (),
 ) -> Chain:
-    """The sum and the ReLU after `node` that a module which `fuses` "add" or "relu" can take over.
+    """The sum and the ReLU after `node` that a module which `fuses` "add", "relu" or "relu6" can take over.
 
     A value with another user ends the chain, and so does a node in `kept`. `readers` read the value of `node` in any
     case and do not count. A sum in place must write into the value: the residual's memory is read elsewhere.
@@ -52,9 +53,10 @@ def chain_after(
         nodes.append(user)
         arguments.update(residual=found[0], order=found[1])
         user = _only_user(user)
-    if "relu" in fuses and user is not None and user not in kept and plain_activation(root, user) == "relu":
+    name = None if user is None or user in kept else plain_activation(root, user)
+    if user is not None and name in fuses and name in _RELUS:
         nodes.append(user)
-        arguments.update(relu=True)
+        arguments.update(_RELUS[name])
     return Chain(nodes, arguments)
 
 
@@ -116,7 +118,7 @@ def _is_batch_norm(root: nn.Module, node: fx.Node) -> bool:
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether a module does what its class does: no hooks, no forward of its own."""
-    return "forward" not in module.__dict__ and not any(getattr(module, hooks) for hooks in HOOKS)
+    return "forward" not in module.__dict__ and not any([getattr(module, hooks) for hooks in HOOKS])  # noqa: C419  # faster
 
 
 def _only_user(node: fx.Node, readers: Collection[fx.Node] = ()) -> fx.Node | None:

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from trueup.graph.clone import device_of, loose_tensors
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
+from trueup.graph.hoist import hoisted
 from trueup.graph.ordinary import LikeItsModel, function_of, strip_prefix
 from trueup.graph.rewire import call_before_output, combine_values, defer_norm, insert_after, read_values, replace_chain
 from trueup.graph.site import Site
@@ -39,8 +40,9 @@ class Instrumented(LikeItsModel):
     does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on modules that contain
     others do not run.
 
-    A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add" and "relu". It is then called
-    with the input of that chain and `norm=` (the module), `residual=`, `order=` and `relu=`. This happens only where
+    A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add", "relu" and "relu6". It is
+    then called with the input of that chain and `norm=` (the module), `residual=`, `order=`, `relu=` and, for a ReLU6,
+    `ceiling=`. This happens only where
     nothing else can tell: the neighbours are torch's own, nothing else reads the values in between, nothing is placed
     there, and no hook exists when this module is made.
 
@@ -146,6 +148,7 @@ class Instrumented(LikeItsModel):
             if "batch_norm" in fuses and list(start.users) == [call] and can_defer_norm(self, start, call):
                 defer_norm(graph, start, call)
         graph.lint()
+        graph.on_generate_code(hoisted)
         corrected = function_of(graph)
 
         def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:

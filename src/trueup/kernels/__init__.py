@@ -7,7 +7,7 @@
 `functional.correct` from a histogram instead of a sort: **values that share a bin count as equal**. Each takes the mean
 of the target over the ranks that its bin occupies, as equal values do in `functional.correct`. With t[first] and
 t[last] the ends of the target t over those ranks, no value ends up farther than `step * (t[last] - t[first])` from its
-exact place, plus `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/performance.md derives it.
+exact place, plus `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/kernels.md derives it.
 """
 
 from trueup.kernels.batch_norm import BatchNorm
@@ -18,6 +18,7 @@ from trueup.kernels.dispatch import (
     gate_values,
     in_ordinary_operators,
     leaves_this_process,
+    load_backend,
     moments,
     quantile_rows,
     realign,
@@ -34,6 +35,7 @@ __all__ = [
     "gate_values",
     "in_ordinary_operators",
     "leaves_this_process",
+    "load_backend",
     "moments",
     "quantile_rows",
     "realign",

@@ -31,6 +31,7 @@ from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
 from trueup.kernels import operators, plain, portable
 from trueup.kernels.batch_norm import BatchNorm
+from trueup.kernels.eager import nothing_watches
 from trueup.kernels.forward_mode import has_tangent
 from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
 
@@ -39,6 +40,7 @@ Order = Literal["value first", "residual first", "in place"]
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 _COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
 _COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NOTHING = contextlib.nullcontext()
 _TRANSPORT_CHANNELS = [2**k for k in range(4, 13)]  # channels of a norm that fuses: they must divide a kernel's block
 
 
@@ -51,16 +53,17 @@ def realign(
     residual: Any = None,
     order: Order = "value first",
     relu: bool = False,
+    ceiling: float | None = None,
     channels: int = 1,
     constants: portable.MapConstants | None = None,
     may_close: bool = True,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
 
-    `residual` is None or anything that torch can add; `order` says how torch would add it. `channels` is the dimension
-    of `a` that holds the channels. An image's result does not depend on the batch or on the number of threads, to the
-    last bit. Values that are not moved are rounded as by torch's operators one after the other, unless a norm is fused:
-    that is not rounded in between.
+    `residual` is None or anything that torch can add; `order` says how torch would add it. With a `relu`, values are
+    also limited to `ceiling`. `channels` is the dimension of `a` that holds the channels. An image's result does not
+    depend on the batch or on the number of threads, to the last bit. Values that are not moved are rounded as by
+    torch's operators one after the other, unless a norm is fused: that is not rounded in between.
 
     With `constants`, those of the reference, it is done in ordinary operators; `may_close` says that gate values may
     be 0.
@@ -70,24 +73,31 @@ def realign(
         a = a if norm is None else norm(a)
         out = portable.realign(a, constants, gate, channels=channels, may_close=may_close)
         out = out if residual is None else add(out, residual, order)
-        return out.relu() if relu else out
+        return plain.add_and_relu(out, None, relu, ceiling)
+    if a.is_cuda and nothing_watches(a, residual, gate) and _has_compiled_maps(a):
+        like = residual is None or same_layout(a, residual)
+        if like and (norm is None or norm_keeps_layout(a)):
+            with _current_device(a):
+                out = _fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
+            return out
     if not (residual is None or same_layout(a, residual)):
         out = add(realign(a, reference, gate, norm=norm, channels=channels), residual, order)
-        return out.relu() if relu else out
+        return plain.add_and_relu(out, None, relu, ceiling)
     if channels != 1:  # `movedim` makes a view even where nothing moves: a microsecond, dozens of times per forward
         beside = None if residual is None else residual.movedim(channels, 1)
-        out = realign(a.movedim(channels, 1), reference, gate, norm=norm, residual=beside, relu=relu)
+        out = realign(a.movedim(channels, 1), reference, gate, norm=norm, residual=beside, relu=relu, ceiling=ceiling)
         return out.movedim(1, channels)
     if norm is not None and (not _realign_fuses_norm(a) or norm.needs_derivatives(a, residual)):
         a, norm = norm(a), None
     if not _has_compiled_maps(a) or has_tangent(a, residual):
-        return plain.realign(a, reference, gate, residual, relu)
-    if a.is_cpu and _nobody_looks(a, residual):
-        out = _fastest("realign", "cpu")(a, reference, gate, residual, relu)
+        return plain.realign(a, reference, gate, residual, relu, ceiling)
+    arguments = (reference, gate, residual, relu, ceiling)
+    if a.is_cpu and nothing_watches(a, residual, gate):
+        out = _compute_realign(a, *arguments)
     elif norm is None:
-        out = torch.ops.trueup.realign.default(a, reference, gate, residual, relu)
+        out = torch.ops.trueup.realign.default(a, *arguments)
     else:
-        out = torch.ops.trueup.realign_after_norm.default(a, *norm, reference, gate, residual, relu)
+        out = torch.ops.trueup.realign_after_norm.default(a, *norm, *arguments)
     return out
 
 
@@ -124,7 +134,9 @@ def transport(
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
             rule = (curve, step, location == "keep", sparse)
-            out = torch.ops.trueup.transport_after_norm.default(a, *norm, residual, *rule)
+            direct = nothing_watches(a, residual)
+            compute = _compute_transport_after_norm if direct else torch.ops.trueup.transport_after_norm.default
+            out = compute(a, *norm, residual, *rule)
             return out
     a = a if norm is None else norm(a)
     a = a if residual is None else add(a, residual, order)
@@ -132,7 +144,8 @@ def transport(
         levels = None if even_levels else curve[0]
         a = a.relu() if relu else a
         return functional.correct(a, curve[1], step, location=location, sparse=sparse, levels=levels)
-    out = torch.ops.trueup.transport.default(a, curve, step, location == "keep", sparse, relu)
+    compute = _compute_transport if nothing_watches(a) else torch.ops.trueup.transport.default
+    out = compute(a, curve, step, location == "keep", sparse, relu)
     return out
 
 
@@ -141,11 +154,9 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
     a = a.detach()
     if in_ordinary_operators(a):
         return portable.moments(a, bands=bands)
-    if a.is_cpu and _has_compiled_maps(a) and _nobody_looks(a):
-        direct: Tensor = _fastest("moments", "cpu")(a, bands)
-        return direct
     if _has_compiled_maps(a):
-        out: Tensor = torch.ops.trueup.moments.default(a, bands)
+        compute = _compute_moments if nothing_watches(a) else torch.ops.trueup.moments.default
+        out: Tensor = compute(a, bands)
         return out
     return plain.moments(a, bands)
 
@@ -168,7 +179,7 @@ def gate_values(
     """
     if constants is not None:
         return portable.gate_values(moments, constants, budget, ramp, least)
-    if moments[0].is_cpu and _COMPILED["cpu"] and _nobody_looks(*moments):
+    if moments[0].is_cpu and _COMPILED["cpu"] and nothing_watches(*moments):
         direct: Tensor = _fastest("gate_values", "cpu")(moments, floors, gate, budget, ramp, least)
         return direct
     if moments[0].is_cuda and _COMPILED["cuda"]:
@@ -204,6 +215,12 @@ def leaves_this_process() -> bool:
     return torch.compiler.is_exporting() or portable.is_jit_tracing()
 
 
+def load_backend(device: torch.device | None) -> None:
+    """Import the backend for CUDA now, which takes half a second that the first answer need not wait for."""
+    if device is not None and device.type == "cuda" and _COMPILED["cuda"]:
+        _fastest("realign", "cuda")
+
+
 def add(value: Any, residual: Any, order: Order) -> Any:
     """Add as torch does in the model: the dtype, shape and layout of the sum may depend on the order."""
     if order == "in place":
@@ -214,17 +231,6 @@ def add(value: Any, residual: Any, order: Order) -> Any:
 
 def _has_compiled_maps(a: Tensor) -> bool:
     return _COMPILED.get(a.device.type, False) and a.dtype in _COMPILED_DTYPES and a.dim() > 2
-
-
-def _nobody_looks(*tensors: Tensor | None) -> bool:
-    """Whether compiled code may be called at once: no derivative, transform, mode or subclass wants to see an operator.
-
-    Torch's way to an operator written in Python takes longer than the rule itself on a single image.
-    """
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    gradients = torch.is_grad_enabled()
-    return not any(t is not None and (type(t) is not Tensor or (gradients and t.requires_grad)) for t in tensors)
 
 
 def _realign_fuses_norm(a: Tensor) -> bool:
@@ -260,7 +266,9 @@ def _backend(device: str) -> ModuleType:
 
 def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Make the device of `x` the current one: Triton launches there."""
-    return torch.cuda.device(x.get_device()) if x.is_cuda else contextlib.nullcontext()
+    if not x.is_cuda or torch.cuda.current_device() == x.get_device():
+        return _NOTHING
+    return torch.cuda.device(x.get_device())
 
 
 def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
@@ -289,17 +297,27 @@ def _compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
     return out.as_strided(x.shape, x.stride())
 
 
-def _compute_realign(x: Tensor, *arguments: Any) -> Tensor:
-    with _current_device(x):
-        out: Tensor = _fastest("realign", x.device.type)(x, *arguments)
-    return out
+def _compute_realign(
+    x: Tensor,
+    reference: Tensor,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+    ceiling: float | None = None,
+    norm: BatchNorm | None = None,
+) -> Tensor:
+    out: Tensor
+    if x.is_cuda and _COMPILED["cuda"]:
+        with _current_device(x):
+            out = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
+        return out
+    out = _fastest("realign", x.device.type)(x if norm is None else norm(x), reference, gate, residual, relu)
+    return out if ceiling is None else out.clamp(max=ceiling)
 
 
 def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
-    norm, rest = BatchNorm(*arguments[:5]), arguments[5:]
-    if not (x.is_cuda and _COMPILED["cuda"]):
-        return _compute_realign(norm(x), *rest)
-    return _compute_realign(x, *rest, norm)
+    (reference, gate, residual, relu), ceiling = arguments[5:9], arguments[9] if len(arguments) > 9 else None
+    return _compute_realign(x, reference, gate, residual, relu, ceiling, BatchNorm(*arguments[:5]))
 
 
 def _compute_moments(x: Tensor, bands: bool) -> Tensor:

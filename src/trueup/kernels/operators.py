@@ -21,8 +21,10 @@ _SIGNATURES = {
     "transport(Tensor x, Tensor curve, float step, bool keep, bool sparse, bool relu) -> Tensor": _LAYOUT,
     f"transport_after_norm(Tensor x, {_NORM}, Tensor? residual, Tensor curve, float step, bool keep, bool sparse) "
     "-> Tensor": _LAYOUT,
-    "realign(Tensor x, Tensor reference, Tensor? gate, Tensor? residual, bool relu) -> Tensor": _LAYOUT,
-    f"realign_after_norm(Tensor x, {_NORM}, Tensor reference, Tensor? gate, Tensor? residual, bool relu) "
+    "realign(Tensor x, Tensor reference, Tensor? gate, Tensor? residual, bool relu, float? ceiling=None) "
+    "-> Tensor": _LAYOUT,
+    f"realign_after_norm(Tensor x, {_NORM}, Tensor reference, Tensor? gate, Tensor? residual, bool relu, "
+    "float? ceiling=None) "
     "-> Tensor": _LAYOUT,
     "moments(Tensor x, bool bands) -> Tensor": torch.Tag.pt2_compliant_tag,
     "gate_values(Tensor[] moments, Tensor[] floors, Tensor knots, Tensor tails, Tensor top, Tensor centre, "
@@ -71,24 +73,25 @@ def _transport_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]
 
 
 def _save_for_realign(
-    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool], output: Tensor
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool, float | None], output: Tensor
 ) -> None:
-    x, reference, gate, _residual, relu = inputs
+    x, reference, gate, _residual, relu, ctx.ceiling = inputs
     # Like torch's relu, which masks by its output. Without a relu the output is not saved, so it may be overwritten.
     ctx.save_for_backward(x, reference, gate, output if relu else None)
 
 
-def _realign_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, Tensor | None, None]:
+def _realign_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, Tensor | None, None, None]:
     """Differentiate `evidence.realign` by computing it again; the gate is a constant."""
     x, reference, gate, output = ctx.saved_tensors
     if output is not None:
-        gradient = torch.where(output <= 0, 0, gradient)
+        passes_nothing = output <= 0 if ctx.ceiling is None else (output <= 0) | (output >= ctx.ceiling)
+        gradient = torch.where(passes_nothing, 0, gradient)
     found = None
     if ctx.needs_input_grad[0]:
         with torch.enable_grad():
             again = x.detach().requires_grad_()
             (found,) = torch.autograd.grad(evidence.realign(again, reference, gate), again, gradient)
-    return found, None, None, gradient if ctx.needs_input_grad[3] else None, None
+    return found, None, None, gradient if ctx.needs_input_grad[3] else None, None, None
 
 
 for _name in ("transport", "transport_after_norm", "realign", "realign_after_norm"):

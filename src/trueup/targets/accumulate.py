@@ -231,19 +231,31 @@ def _by_kind(places: Mapping[str, _Place]) -> dict[_Kind, list[str]]:
 
 
 class _Levels:
-    """All levels at which one histogram is read: the kept ones, those halfway between them, and a sketch's."""
+    """All levels at which one histogram is read: the kept ones, those halfway between them, and a sketch's.
+
+    The first two take turns, so slices part them. A sketch's levels are among the kept ones if these are 64 k + 1, as
+    they are unless a caller asks for others.
+    """
 
     def __init__(self, resolution: int, device: torch.device) -> None:
         self.kept = functional.levels(resolution, device=device)
-        parts = [self.kept, (self.kept[1:] + self.kept[:-1]) / 2, functional.levels(SKETCH, device=device)]
-        self.all, order = torch.cat(parts).sort()
-        self._sizes, self._back, self._widths = [len(part) for part in parts], order.argsort(), self.kept.diff()
+        between = (self.kept[1:] + self.kept[:-1]) / 2
+        self.all = torch.cat([torch.stack([self.kept[:-1], between], dim=1).flatten(), self.kept[-1:]])
+        self._widths, self._every, self._order = self.kept.diff(), (resolution - 1) // (SKETCH - 1), None
+        if self._every * (SKETCH - 1) != resolution - 1:
+            self.all, order = torch.cat([self.all, functional.levels(SKETCH, device=device)]).sort()
+            self._order = order.argsort()
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From `(batch, sites, ...)`: the kept values side by side, what they miss `(batch, sites)`, and sketches."""
-        kept, between, sketches = torch.split(values[..., self._back], self._sizes, dim=2)
+        if self._order is None:
+            kept, between = values[..., ::2], values[..., 1::2]
+            sketches = kept[..., :: self._every]
+        else:
+            both, sketches = values[..., self._order].tensor_split([2 * len(self.kept) - 1], dim=2)
+            kept, between = both[..., ::2], both[..., 1::2]
         # Between two levels the error is about a triangle: its base is their distance, its height the error halfway.
-        missed = (between - (kept[..., 1:] + kept[..., :-1]) / 2).abs().double()
+        missed = (between - (kept[..., 1:] + kept[..., :-1]) / 2).abs_().double()
         return kept.flatten(1), missed @ self._widths / 2, sketches
 
 

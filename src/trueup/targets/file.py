@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trueup.atomic import write_atomically
+from trueup.targets import small
 from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
@@ -25,18 +26,19 @@ if TYPE_CHECKING:
     from trueup.targets.values import Targets
 
 FORMAT = "trueup-targets"
-VERSION = 4
-"""Of the file format; newer ones are refused. 1 had no norms, 2 no gate, 3 no checksum."""
+VERSION = 5
+"""Of the file format; newer ones are refused. 1 had no norms, 2 no gate, 3 no checksum, 4 no small files."""
 
 _GROUPS = {"activations": "", "norms": "", "gate": "gate_"}  # each with a prefix of its tensors' names
 _FORMER_NAMES = {"activations": "sites", "norms": "channels", "gate": "gate"}  # up to version 3
-_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.int64: "I64", torch.uint8: "U8"}
 
 
-def contents(targets: Targets) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Everything that a file holds: tensors by name, and text by name."""
-    tensors: dict[str, Tensor] = {"sampled": targets.sampled}
-    metadata = {"format": FORMAT, "version": str(VERSION), "fingerprint": targets.fingerprint.to_json()}
+def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Everything that a file holds: tensors by name, and text by name. A `reduced` file holds less (see `small`)."""
+    tensors: dict[str, Tensor] = {"sampled": targets.sampled[: small.GATE_SAMPLE if reduced else None]}
+    version = VERSION if reduced else 4  # which older versions of this library read as well
+    metadata = {"format": FORMAT, "version": str(version), "fingerprint": targets.fingerprint.to_json()}
     if targets.decision is not None:
         metadata["decision"] = targets.decision.to_json()
     for group, prefix in _GROUPS.items():
@@ -44,6 +46,10 @@ def contents(targets: Targets) -> tuple[dict[str, Tensor], dict[str, str]]:
         for name, target in getattr(targets, group).items():
             values = {part.name: getattr(target, part.name) for part in dataclasses.fields(target)}
             parts = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+            if reduced:
+                parts["sample"] = parts["sample"][: small.GATE_SAMPLE if group == "gate" else small.SAMPLE]
+                if isinstance(target, NormTarget):
+                    parts["sample"], parts["grid"] = small.encode(parts["sample"])
             tensors |= {f"{name}/{prefix}{key}": value.contiguous() for key, value in parts.items()}
             records[name] = {key: value for key, value in values.items() if key not in parts}
         metadata[group] = json.dumps(records)
@@ -141,6 +147,8 @@ def _targets(
             yield name, ActivationTarget(shape, levels, total, square, loss, images, sample)
         else:
             _check(name, total, torch.float64, 2)
+            if sample.dtype == torch.uint8 and version >= 5:
+                sample = small.decode(sample, tensors[f"{prefix}grid"])
             _check(name, sample, torch.float16, 3)
             for variances in (total[1:], sample[:, 1:]):
                 _check(name, variances, variances.dtype, variances.dim(), negative=False)

@@ -42,7 +42,11 @@ def bench(
     console = Console()
     for case in chosen:
         with console.status(case.name):
-            rows = [measured_on(place, row) for row in case.measure(place)]
+            try:
+                rows = [measured_on(place, row) for row in case.measure(place)]
+            except ImportError as error:  # torchvision has most architectures, and not every machine has torchvision
+                console.print(f"{case.name}: skipped, {error}")
+                continue
         write_timings(path, rows)
         console.print(_table(rows))
     if figure is not None:
@@ -59,10 +63,14 @@ def _table(rows: list[TimingRow]) -> Table:
         table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     for row in rows:
         met = "" if row.reach is None else f"<= {row.reach:g}" + ("" if row.ratio <= row.reach else "  missed")
-        costs = (_readable(row.cost), _readable(row.of), f"{row.ratio:.2f}", met)
+        costs = (_cost(row.cost, row), _cost(row.of, row), f"{row.ratio:.2f}", met)
         rows_of = f"{row.batch} x {row.activations}" if row.activations else str(row.batch)
         table.add_row(row.what, row.against, rows_of, *costs)
     return table
+
+
+def _cost(cost: float, row: TimingRow) -> str:
+    return f"{cost:g}" if row.against == "kernel" else _readable(cost)
 
 
 def _readable(cost: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,10 @@ from trueup_lab.tables import number, read_table, write_table
 
 @dataclass(frozen=True)
 class TimingRow:
-    """The cost of `what` as a multiple of the cost of `against`: median times in seconds, or memory in bytes."""
+    """The cost of `what` as a multiple of the cost of `against`: median times in seconds, memory in bytes, or a count.
+
+    Where `against` is "second", "megabyte" or "kernel", the cost is compared with that unit.
+    """
 
     case: str  # name of the case in `CASES`
     what: str
@@ -33,6 +36,28 @@ class TimingRow:
     torch: str = ""
     triton: str = ""
     numba: str = ""
+
+
+def compared(
+    case: str,
+    what: str,
+    against: str,
+    costs: Mapping[str, float],
+    reach: float | None,
+    *,
+    activations: int = 0,
+    batch: int = 0,
+) -> TimingRow:
+    """A row for the cost of `what` as a multiple of that of `against`."""
+    ratio = costs[what] / costs[against]
+    return TimingRow(case, what, against, activations, batch, costs[what], costs[against], ratio, reach)
+
+
+def absolute(
+    case: str, what: str, unit_name: str, cost: float, reach: float | None, *, unit: float = 1.0, batch: int = 0
+) -> TimingRow:
+    """A row for a cost that is compared with a unit: one second, one megabyte, one kernel."""
+    return TimingRow(case, what, unit_name, 0, batch, cost, unit, cost / unit, reach)
 
 
 def measured_on(device: torch.device, row: TimingRow) -> TimingRow:

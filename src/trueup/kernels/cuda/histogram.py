@@ -51,7 +51,7 @@ def norm_of_columns(norm, CHANNELS: tl.constexpr):
     """Scale and shift of each column of a block; unused without a norm, when `CHANNELS` is 0."""
     if CHANNELS > 0:
         mean, variance, weight, bias, epsilon = norm
-        scale, shift = scale_and_shift(mean, variance, weight, bias, epsilon, tl.arange(0, CHANNELS), CHANNELS, True)
+        scale, shift = scale_and_shift(mean, variance, weight, bias, epsilon, tl.arange(0, CHANNELS), CHANNELS, 1)
         return scale[None, :], shift[None, :]
     else:  # noqa: RET505  # without the else, Triton would compile both
         return 1.0, 0.0

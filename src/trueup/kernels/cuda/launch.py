@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -24,15 +25,27 @@ class Launch:
     ) -> None:
         self.kernel, self.grid, self.constants = kernel, grid, constants
         self.options = {"num_warps": num_warps, **options}
-        self.compiled: Any = None
+        self.run: Any = None
+        self.compiling: Future[None] | None = None
 
     def __call__(self, *arguments: Any) -> None:
-        if self.compiled is None:
-            compiled = self.kernel[self.grid](*arguments, *self.constants, **self.options)
-            if compiled is not None:  # it is None in the interpreter
-                self.compiled = compiled[self.grid]
+        if self.run is None:
+            self._compile_and_run(arguments)
         else:
-            self.compiled(*arguments, *self.constants)
+            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            # Without the hooks of Triton's own profiler; reading them takes as long as the launch.
+            self.run(*self.grid, stream, self.function, self.metadata, None, None, None, *arguments, *self.constants)
+
+    def _compile_and_run(self, arguments: tuple[Any, ...]) -> None:
+        if self.compiling is not None:
+            self.compiling.exception()  # waits; what went wrong there goes wrong again here, where it can be seen
+        compiled = self.kernel[self.grid](*arguments, *self.constants, **self.options)
+        if compiled is None:  # in the interpreter
+            return
+        compiled[self.grid]  # loads the code
+        self.device = torch.cuda.current_device()
+        self.function, self.metadata = compiled.function, compiled.packed_metadata
+        self.run = compiled.run
 
 
 def aligned(tensor: Tensor) -> Tensor:

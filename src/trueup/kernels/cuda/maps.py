@@ -10,6 +10,8 @@ each with fewer rows and channels, many images need programs that read no row tw
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.cuda.batch_norm import scale_and_shift
+from trueup.kernels.cuda.compile_ahead import start_compiling
 from trueup.kernels.cuda.launch import Launch, aligned, processors, starts_early, wait_for_previous_kernel
 from trueup.kernels.cuda.strips import (
     coefficients,
@@ -41,7 +44,15 @@ WHOLE_ROWS = 56  # most rows of a map that is a single segment, if it is one str
 CACHE_LINE = 128  # bytes: the channels of a program, if they lie last
 MAX_HALVINGS = 2  # how often the channels of a program, and the work of its threads, are halved if programs are few
 STRIP_COLUMNS = {True: 16, False: 64}  # most columns of a strip: if channels lie last, and otherwise
+PLAIN_COLUMNS = 64  # the same without bands, where any width will do
 
+# Arguments that Triton would compile other code for if they are 1 or a multiple of 16: a model has many sizes of maps,
+# and the order of summation must not depend on them.
+_MAP_SIZES = ["units", "n", "width", "rows", "strips", "segments"]
+_WHOLE_SIZES = [*_MAP_SIZES, "rows_per_segment"]
+_REALIGN_SIZES = [*_WHOLE_SIZES, "gated", "normed"]
+_SUM_SIZES = [*_WHOLE_SIZES, "segments_per_program"]
+_WRITE_SIZES = [*_MAP_SIZES, "gated", "normed", "rows_written"]
 _SUMS = 5  # stored per segment: the pivot, and the first four sums of `sums_with_bands`
 _ALL_SUMS = 7  # for `moments`: the pivot, and all six sums
 
@@ -52,18 +63,23 @@ def realign(
     gate: Tensor | None = None,
     residual: Tensor | None = None,
     relu: bool = False,
+    ceiling: float | None = None,
     norm: BatchNorm | None = None,
+    channels: int = 1,
 ) -> Tensor:
-    """As `plain.realign`, for float32, bfloat16 or float16 `(batch, channels, ...)`; the result has the layout of `x`.
+    """As `plain.realign`, for float32, bfloat16 or float16 maps; the result has the layout of `x`.
 
-    A `norm` is applied to `x` first. The result is rounded once, so values that are not moved come out as from torch's
-    operators one after the other, unless there is a norm.
+    `channels` is the dimension of `x` that holds the channels. A `norm` is applied to `x` first. The result is rounded
+    once, so values that are not moved come out as from torch's operators one after the other, unless there is a norm.
     """
-    dense = _in_order(x)
+    if channels != 1 and not (channels == x.dim() - 1 and x.is_contiguous()):
+        beside = None if residual is None else residual.movedim(channels, 1)
+        return realign(x.movedim(channels, 1), reference, gate, beside, relu, ceiling, norm).movedim(1, channels)
+    dense = aligned(x) if channels != 1 else _in_order(x)
     out = torch.empty_like(dense)
     if residual is not None and residual.stride() != dense.stride():
         residual = torch.empty_like(dense).copy_(residual)
-    realign_maps(dense, reference, gate, out, residual, relu, norm)
+    realign_maps(dense, reference, gate, out, residual, relu, ceiling, norm, channels)
     return out if dense is x or dense.stride() == x.stride() else torch.empty_like(x).copy_(out)
 
 
@@ -79,7 +95,9 @@ def realign_maps(
     out: Tensor,
     residual: Tensor | None = None,
     relu: bool = False,
+    ceiling: float | None = None,
     norm: BatchNorm | None = None,
+    channels: int = 1,
     *,
     split: bool | None = None,
     programs_per_strip: int | None = None,
@@ -92,20 +110,30 @@ def realign_maps(
     """
     if x.numel() == 0:
         return
-    gates = x if gate is None else aligned(gate.float().contiguous())
-    norm_tensors = (x, x, x, x) if norm is None else tuple(aligned(tensor.contiguous()) for tensor in norm.tensors)
-    epsilon = 0.0 if norm is None else norm.epsilon
-    tensors = (aligned(reference.contiguous()), gates, x if residual is None else aligned(residual), out)
-    steps = (gate is not None, residual is not None, relu, norm is not None)
-    dtypes = (reference.dtype, *(tensor.dtype for tensor in norm_tensors))
-    division = (split, programs_per_strip, halvings)
-    plan = _plan(_shape(x), x.dtype, x.device, reference.shape[1] == 3, steps, dtypes, *division)
-    if plan.split:
-        sums = x.new_empty(plan.sums, dtype=torch.float32)
-        plan.sum_segments(x, sums, *plan.sizes, plan.rows_per_segment, plan.segments, plan.segments_per_program)
-        plan.finish(x, sums, *tensors, *norm_tensors, epsilon, *plan.sizes, plan.rows_written, plan.segments)
+    # Few calls into torch: on the host, they take longer than the kernels of a small layer on a GPU.
+    device, dtype = x.device, x.dtype
+    gated, gates = (0, _one(device)) if gate is None else (1, _ready(gate.float()))
+    if norm is None:
+        normed, mean, variance, weight, bias, epsilon = 0, x, x, x, x, 0.0
     else:
-        plan.whole(x, *tensors, *norm_tensors, epsilon, *plan.sizes, plan.rows_per_segment, plan.segments)
+        mean, variance, weight, bias, epsilon = norm
+        normed = 1
+        even = mean.is_contiguous() and variance.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
+        if not even or (mean.data_ptr() | variance.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15:
+            mean, variance, weight, bias = _ready(mean), _ready(variance), _ready(weight), _ready(bias)
+    reference = _ready(reference)
+    dtypes = (reference.dtype, mean.dtype, variance.dtype, weight.dtype, bias.dtype)
+    bands, add = reference.shape[1] == 3, residual is not None
+    shape, strides = x.shape, x.stride()
+    plan = _plan(shape, strides, channels, dtype, device, bands, add, dtypes, split, programs_per_strip, halvings)
+    numbers = (epsilon, gated, normed, 0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling)
+    tensors = (reference, gates, aligned(residual) if residual is not None else x, out, mean, variance, weight, bias)
+    if plan.split:
+        sums = torch.empty(plan.sums, dtype=torch.float32, device=device)
+        plan.sum_segments(x, sums, *plan.sum_sizes)
+        plan.finish(x, sums, *tensors, *numbers, *plan.write_sizes)
+    else:
+        plan.whole(x, *tensors, *numbers, *plan.whole_sizes)
 
 
 def measure_maps(
@@ -120,14 +148,32 @@ def measure_maps(
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
-    plan = _plan(_shape(x), x.dtype, x.device, bands, None, (), split, programs_per_strip, halvings)
+    division = (split, programs_per_strip, halvings)
+    plan = _plan(x.shape, x.stride(), 1, x.dtype, x.device, bands, None, (), *division)
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
-        plan.sum_segments(x, sums, *plan.sizes, plan.rows_per_segment, plan.segments, plan.segments_per_program)
-        plan.finish(sums, found, *plan.sizes, plan.segments)
+        plan.sum_segments(x, sums, *plan.sum_sizes)
+        plan.finish(sums, found, *plan.moment_sizes)
     else:
-        plan.whole(x, found, *plan.sizes, plan.rows_per_segment, plan.segments)
+        plan.whole(x, found, *plan.whole_sizes)
     return found
+
+
+def _ready(tensor: Tensor) -> Tensor:
+    return aligned(tensor if tensor.is_contiguous() else tensor.contiguous())
+
+
+def _one(device: torch.device) -> Tensor:
+    """The gate value of all images if there is no gate."""
+    if (found := _ONES.get(device)) is None:
+        with torch.inference_mode(False):
+            found = torch.ones(1, device=device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # memory of a graph is not to be kept
+            _ONES[device] = found
+    return found
+
+
+_ONES: dict[torch.device, Tensor] = {}
 
 
 def _in_order(x: Tensor) -> Tensor:
@@ -137,25 +183,16 @@ def _in_order(x: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_lie_last(x[:1]) else x.contiguous()
 
 
-class _Shape(NamedTuple):
-    sizes: tuple[int, ...]
-    last: bool  # whether channels lie last in memory, not second
-
-
-def _shape(x: Tensor) -> _Shape:
-    return _Shape(tuple(x.shape), not x.is_contiguous())
-
-
 class _Plan(NamedTuple):
     """How the work is divided among programs, and the kernels that do it: `whole`, or `sum_segments` and `finish`."""
 
     split: bool
     sums: int  # numbers that `sum_segments` stores
-    sizes: tuple[int, ...]  # channels, pixels, width, rows, strips
-    rows_per_segment: int
-    segments: int  # of a map
-    segments_per_program: int
-    rows_written: int  # by a program
+    # Arguments of the kernels: units of channels, pixels, width, rows and strips, and how strips are divided.
+    whole_sizes: tuple[int, ...]
+    sum_sizes: tuple[int, ...]
+    write_sizes: tuple[int, ...]
+    moment_sizes: tuple[int, ...]
     whole: Launch
     sum_segments: Launch
     finish: Launch
@@ -163,31 +200,36 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    shape: _Shape,
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    channel_dim: int,
     dtype: torch.dtype,
     device: torch.device,
     bands: bool,
-    steps: tuple[bool, bool, bool, bool] | None,
-    _dtypes: tuple[torch.dtype, ...],
+    add: bool | None,
+    dtypes: tuple[torch.dtype, ...],
     split: bool | None,
     programs_per_strip: int | None,
     halvings: int | None,
 ) -> _Plan:
     """Return the plan for everything that Triton may specialise a kernel on; it keeps the compiled kernels.
 
-    `steps` says whether there is a gate, a residual, a ReLU and a norm; None if maps are only measured.
+    `add` says whether there is a residual; None if maps are only measured.
     """
-    (batch, channels, *sides), last = shape
+    batch, channels = shape[0], shape[channel_dim]
+    sides = [side for dim, side in enumerate(shape) if dim not in (0, channel_dim)]
+    last = channel_dim != 1 or not _is_contiguous(shape, strides)  # whether channels lie last in memory, not second
     n = 1
     for side in sides:
         n *= side
-    width = sides[-1] if bands else min(_power_of_two(n), STRIP_COLUMNS[last])  # without bands, any width will do
+    columns = STRIP_COLUMNS[last] if bands else PLAIN_COLUMNS
+    width = sides[-1] if bands else columns
     rows = -(-n // width)
-    pairs = _power_of_two(min(-(-width // 2), STRIP_COLUMNS[last] // 2))
+    pairs = columns // 2 if last or not bands else _power_of_two(min(-(-width // 2), columns // 2))
     strips = -(-width // (2 * pairs))
-    longer = 1 if bands else 4  # a row is less work without bands
-    divided = rows > 2 and (strips > 1 or rows > longer * WHOLE_ROWS)
-    parts = max(2, -(-rows // (longer * SEGMENT_ROWS))) if divided else 1  # segments per strip
+    longer = 1 if bands else PLAIN_COLUMNS // STRIP_COLUMNS[True]  # rows are, without bands
+    divided = rows > 2 and (strips > 1 or rows > WHOLE_ROWS // longer)
+    parts = max(2, -(-rows // max(2, SEGMENT_ROWS // longer))) if divided else 1  # segments per strip
     rows_per_segment = 2 * -(-rows // (2 * parts))
     segments = strips * parts
     if split is None:
@@ -206,36 +248,68 @@ def _plan(
         programs_per_strip = -(-PROGRAMS_PER_PROCESSOR * processors(device) // (tiles * strips * batch))
     segments_per_program = -(-parts // programs_per_strip)
     rows_written = 2 * -(-rows // (2 * min(programs_per_strip, -(-rows // ROWS_WRITTEN))))
-    constants = (maps, pairs, last, channels % maps == 0, bands)
+    # Channels are passed as a multiple of the unit that a thread loads at once, so that Triton knows their alignment.
+    unit = math.gcd(channels, 16 // dtype.itemsize) if last else 1
+    constants = (maps, pairs, unit, last, bands)
     warps = max(1, min(8, maps * pairs // (32 * pairs_per_thread)))
-    # As few registers as possible without much spilling: the more programs run at once, the better they hide latency.
-    if last:
-        registers = 88 + 10 * pairs_per_thread if bands else 64 + 4 * pairs_per_thread
-    else:
-        registers = 64 + 8 * pairs_per_thread + (0 if split else 32)
     # No fusion of multiplications and additions: the kernels would differ in the last bit.
-    options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
+    options = {"num_warps": warps, "enable_fp_fusion": False}
 
     def launch(kernel: Any, programs: int, *more: bool) -> Launch:
         early = starts_early(device, programs)
         pdl = {"launch_pdl": True} if early else {}
         return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
 
-    measure, flags, all_strips = steps is None, steps or (), tiles * strips * batch
-    return _Plan(
+    sizes = (channels // unit, n, width, rows, strips)
+    measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
+    plan = _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
-        (channels, n, width, rows, strips),
-        rows_per_segment,
-        segments,
-        segments_per_program,
-        rows_written,
+        (*sizes, rows_per_segment, segments),
+        (*sizes, rows_per_segment, segments, segments_per_program),
+        (*sizes, rows_written, segments),
+        (*sizes, segments),
         launch(_measure_whole if measure else _realign_whole, tiles * batch, *flags),
         launch(_sum_segments, all_strips * -(-parts // segments_per_program), measure),
         launch(_moments_from_sums, tiles * batch)
         if measure
         else launch(_write_rows, all_strips * -(-rows // rows_written), *flags),
     )
+    if not measure:
+        _start_compiling(plan, dtype, dtypes, device)
+    return plan
+
+
+def _start_compiling(plan: _Plan, dtype: torch.dtype, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
+    """Start to compile the kernels of a plan, and those that differ from them only in the residual."""
+    reference, *norm = dtypes
+    tensors = (reference, torch.float32, dtype, dtype, *norm)
+    numbers = (1e-5, 0, 0, 0.0, 0.0)
+    sizes = (2,) * len(plan.write_sizes)  # any will do, as kernels are not specialised on them
+    needed = {plan.whole: (dtype, *tensors, *numbers, *sizes)}
+    if plan.split:
+        needed = {
+            plan.sum_segments: (dtype, torch.float32, *sizes, 2),
+            plan.finish: (dtype, torch.float32, *tensors, *numbers, *sizes),
+        }
+    for launch, types in needed.items():
+        launch.compiling = start_compiling(
+            launch.kernel, types, launch.constants, tuple(launch.options.items()), device
+        )
+    for launch, types in needed.items():
+        if launch is not plan.sum_segments:
+            *others, add = launch.constants
+            start_compiling(launch.kernel, types, (*others, not add), tuple(launch.options.items()), device)
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """As torch has it: the strides of dimensions of length 1 do not count."""
+    expected = 1
+    for side, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if side != 1 and stride != expected:
+            return False
+        expected *= side
+    return True
 
 
 def _power_of_two(n: int) -> int:
@@ -243,21 +317,21 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_REALIGN_SIZES)
 def _realign_whole(
     x, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    channels, n, width, rows, strips, rows_per_segment, segments,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    RELU: tl.constexpr, NORM: tl.constexpr,
+    gated, normed, least, most, units, n, width, rows, strips, rows_per_segment, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     begin = image * channels * n
     x += begin
-    gate = tl.load(gates + image).to(tl.float32) if GATED else 1.0
-    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
-    wanted = tl.where(gate > 0, segments, 0) if GATED else segments  # closed images are not measured
+    gate = tl.load(gates + image * gated)
+    pivot = pivot_of(x, channel, channels, n, width, LAST)
+    wanted = tl.where(gate > 0, segments, 0)  # closed images are not measured
     low, high, low2, high2, _, _ = _sum_all_segments(
         x,
         channel,
@@ -272,32 +346,33 @@ def _realign_whole(
         MAPS,
         PAIRS,
         LAST,
-        EVEN,
         BANDS,
         False,
     )
-    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
     start, gain, gain_of_mean, moves = coefficients(
-        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS
     )
     for done in range(segments):  # backwards: the rows read last may still be in the cache
         top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
         _write(
             x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-            channels, n, width, rows, PAIRS, LAST, EVEN, BANDS, ADD, RELU,
+            least, most,
+            channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_WHOLE_SIZES)
 def _measure_whole(
-    x, found, channels, n, width, rows, strips, rows_per_segment, segments,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,
+    x, found, units, n, width, rows, strips, rows_per_segment, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     x += image * channels * n
-    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
+    pivot = pivot_of(x, channel, channels, n, width, LAST)
     low, high, low2, high2, square, rough = _sum_all_segments(
         x,
         channel,
@@ -312,7 +387,6 @@ def _measure_whole(
         MAPS,
         PAIRS,
         LAST,
-        EVEN,
         BANDS,
         True,
     )
@@ -323,7 +397,7 @@ def _measure_whole(
 def _sum_all_segments(
     x, channel, pivot, channels, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, ALL: tl.constexpr,
+    BANDS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Sums of `sums_with_bands` over all segments."""
     nothing = tl.zeros([MAPS], tl.float32)
@@ -331,14 +405,14 @@ def _sum_all_segments(
     for segment in range(segments):
         top, bottom, column = _segment_bounds(segment, rows, strips, rows_per_segment, PAIRS, LAST)
         if BANDS:
-            state = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST, EVEN)
+            state = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST)
             sums, _ = sums_with_bands(
                 x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
-                MAPS, PAIRS, LAST, EVEN, ALL,
+                MAPS, PAIRS, LAST, ALL,
             )  # fmt: skip
         else:
             sums = sums_without_bands(
-                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST, EVEN
+                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST
             )  # fmt: skip
         low, high, low2, high2 = low + sums[0], high + sums[1], low2 + sums[2], high2 + sums[3]
         square, rough = square + sums[4], rough + sums[5]
@@ -353,25 +427,26 @@ def _segment_bounds(segment, rows, strips, rows_per_segment, PAIRS: tl.constexpr
     return top, tl.minimum(top + rows_per_segment, rows), first_columns(segment - part * strips, PAIRS, LAST)
 
 
-@triton.jit(do_not_specialize=["segments_per_program"])  # what depends on the batch must not change the code
+@triton.jit(do_not_specialize=_SUM_SIZES)
 def _sum_segments(
-    x, sums, channels, n, width, rows, strips, rows_per_segment, segments, segments_per_program,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, ALL: tl.constexpr,
+    x, sums, units, n, width, rows, strips, rows_per_segment, segments, segments_per_program,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Store the sums of `segments_per_program` segments of a strip, one below the other."""
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     kept: tl.constexpr = 7 if ALL else 5
     parts = strips * tl.cdiv(segments // strips, segments_per_program)
     image, part, channel = program_tile(channels, parts, MAPS)
     x += image * channels * n
-    pivot = pivot_of(x, channel, channels, n, width, LAST, EVEN)
+    pivot = pivot_of(x, channel, channels, n, width, LAST)
     inside = channel < channels
     above = part // strips  # programs further up in the same strip
     strip, first = part - above * strips, above * segments_per_program
     column = first_columns(strip, PAIRS, LAST)
     if BANDS:
-        state = start_strip(x, channel, first * rows_per_segment, column, channels, n, width, PAIRS, LAST, EVEN)
+        state = start_strip(x, channel, first * rows_per_segment, column, channels, n, width, PAIRS, LAST)
     sums += (image * segments + first * strips + strip) * kept * channels + channel
     for segment in range(first, tl.minimum(first + segments_per_program, segments // strips)):
         top = segment * rows_per_segment
@@ -379,11 +454,11 @@ def _sum_segments(
         if BANDS:
             found, state = sums_with_bands(
                 x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
-                MAPS, PAIRS, LAST, EVEN, ALL,
+                MAPS, PAIRS, LAST, ALL,
             )  # fmt: skip
         else:
             found = sums_without_bands(
-                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST, EVEN
+                x, channel, top, bottom, column, pivot, channels, n, width, MAPS, PAIRS, LAST
             )  # fmt: skip
         tl.store(sums, pivot, mask=inside)
         for k in tl.static_range(kept - 1):
@@ -391,56 +466,60 @@ def _sum_segments(
         sums += strips * kept * channels
 
 
-@triton.jit(do_not_specialize=["rows_written"])
+@triton.jit(do_not_specialize=_WRITE_SIZES)
 def _write_rows(
     x, sums, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    channels, n, width, rows, strips, rows_written, segments,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    RELU: tl.constexpr, NORM: tl.constexpr,
+    gated, normed, least, most, units, n, width, rows, strips, rows_written, segments,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write `rows_written` rows of a strip, from the sums of all segments."""
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     image, part, channel = program_tile(channels, strips * tl.cdiv(rows, rows_written), MAPS)
     begin = image * channels * n
-    gate = tl.load(gates + image).to(tl.float32) if GATED else 1.0
+    gate = tl.load(gates + image * gated)
     pivot, low, high, low2, high2, _, _ = _load_sums(sums, image, channel, channels, segments, MAPS, False)
-    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, NORM)
+    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
     start, gain, gain_of_mean, moves = coefficients(
-        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS, GATED
+        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS
     )
     top, bottom, column = _segment_bounds(part, rows, strips, rows_written, PAIRS, LAST)
     _write(
         x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-        channels, n, width, rows, PAIRS, LAST, EVEN, BANDS, ADD, RELU,
+        least, most,
+        channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
     )  # fmt: skip
 
 
 @triton.jit
 def _write(
-    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, channels, n, width, rows,
+    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+    least, most, channels, n, width, rows,
     PAIRS: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BANDS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+    BANDS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     if BANDS:
         write_with_bands(
             x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-            channels, n, width, rows, PAIRS, LAST, EVEN, ADD, RELU,
+            least, most,
+            channels, n, width, rows, PAIRS, LAST, ADD,
         )  # fmt: skip
     else:
         write_without_bands(
-            x, residual, out, channel, top, bottom, column, start, gain, moves,
-            channels, n, width, PAIRS, LAST, EVEN, ADD, RELU,
+            x, residual, out, channel, top, bottom, column, start, gain, moves, least, most,
+            channels, n, width, PAIRS, LAST, ADD,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_MAP_SIZES)
 def _moments_from_sums(
-    sums, found, channels, n, width, rows, strips, segments,  # noqa: ARG001
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
-    EVEN: tl.constexpr, BANDS: tl.constexpr, EARLY: tl.constexpr,  # noqa: ARG001
+    sums, found, units, n, width, rows, strips, segments,  # noqa: ARG001
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
+    BANDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
+    channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     pivot, low, high, low2, high2, square, rough = _load_sums(sums, image, channel, channels, segments, MAPS, True)
     store_moments(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)

@@ -14,8 +14,10 @@ read, and squares of values far from zero would cancel in float32. If the first 
 (mean - pivot)² is at most (1 - f) / f variances, so the variance is off by about 1 / f roundings at most.
 
 Constants of the kernels: `MAPS` is the number of channels of a program and `PAIRS` that of column pairs of a strip.
-`LAST` says that channels lie last in memory, `EVEN` that `MAPS` divides their number, `BANDS` that maps have a low and
-a high band, `ALL` that all moments are wanted and not only those that `realign` needs.
+`LAST` says that channels lie last in memory, `BANDS` that maps have a low and a high band, `ALL` that all moments are
+wanted and not only those that `realign` needs, `ADD` that a residual is added. What else a call may ask for is an
+argument: every constant doubles the number of kernels that a model has to compile. A ReLU is the limits of the results,
+`least` and `most`: 0 or minus infinity, and infinity or 6.
 """
 
 from __future__ import annotations
@@ -66,22 +68,21 @@ def _neighbour_offsets(channel, column, channels, DISTANCE: tl.constexpr, LAST: 
 
 
 @triton.jit
-def _column_mask(channel, column, channels, width, EVEN: tl.constexpr):
+def _column_mask(channel, column, channels, width):
     """Mask of the columns, and channels, that lie inside the maps."""
-    inside = ((column >= 0) & (column < width))[None, :]
-    return inside if EVEN else inside & (channel < channels)[:, None]
+    return ((column >= 0) & (column < width))[None, :] & (channel < channels)[:, None]
 
 
 @triton.jit
-def _neighbour_masks(channel, column, channels, width, DISTANCE: tl.constexpr, EVEN: tl.constexpr):
+def _neighbour_masks(channel, column, channels, width, DISTANCE: tl.constexpr):
     """Masks of the columns of `_neighbour_offsets` that lie inside the map."""
     return (
-        _column_mask(channel, column - 1, channels, width, EVEN),
-        _column_mask(channel, column, channels, width, EVEN),
-        _column_mask(channel, column + 1, channels, width, EVEN),
-        _column_mask(channel, column + DISTANCE - 1, channels, width, EVEN),
-        _column_mask(channel, column + DISTANCE, channels, width, EVEN),
-        _column_mask(channel, column + DISTANCE + 1, channels, width, EVEN),
+        _column_mask(channel, column - 1, channels, width),
+        _column_mask(channel, column, channels, width),
+        _column_mask(channel, column + 1, channels, width),
+        _column_mask(channel, column + DISTANCE - 1, channels, width),
+        _column_mask(channel, column + DISTANCE, channels, width),
+        _column_mask(channel, column + DISTANCE + 1, channels, width),
     )
 
 
@@ -113,11 +114,11 @@ def _sum_neighbours(row, LAST: tl.constexpr):
 @triton.jit
 def start_strip(
     x, channel, top, column, channels, n, width,
-    PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
+    PAIRS: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """State above row `top`: the sums of neighbours in the row above and in row `top`, and the values of row `top`."""
     distance: tl.constexpr = 1 if LAST else PAIRS  # between a pair's columns
-    masks = _neighbour_masks(channel, column, channels, width, distance, EVEN)
+    masks = _neighbour_masks(channel, column, channels, width, distance)
     offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
     row = _row_pointer(x, top, channel, column, channels, n, width, LAST)
     above = _load_neighbours(row - width * (channels if LAST else 1), offsets, top > 0, masks, LAST)
@@ -133,10 +134,10 @@ def _neighbour_weight(at, length):
 
 
 @triton.jit
-def pivot_of(x, channel, channels, n, width, LAST: tl.constexpr, EVEN: tl.constexpr):
+def pivot_of(x, channel, channels, n, width, LAST: tl.constexpr):
     """Mean of up to 16 first values of each map."""
     column, count = tl.arange(0, 16), tl.minimum(tl.minimum(width, n), 16)
-    inside = _column_mask(channel, column, channels, count, EVEN)
+    inside = _column_mask(channel, column, channels, count)
     offsets = _neighbour_offsets(channel, column, channels, 1, LAST)
     first = tl.load(_row_pointer(x, 0, channel, column, channels, n, width, LAST) + offsets[1], mask=inside, other=0.0)
     return _sum_lanes(first.to(tl.float32)) / count
@@ -158,14 +159,14 @@ def _sum_lanes(lanes):
 @triton.jit
 def sums_without_bands(
     x, channel, top, bottom, column, pivot, channels, n, width,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Sums over rows `top` to `bottom - 1` of the values minus the pivot, and of their squares.
 
     They take the low band's places in the result of `sums_with_bands`; the others are 0.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS  # between a pair's columns
-    masks = _neighbour_masks(channel, column, channels, width, distance, EVEN)
+    masks = _neighbour_masks(channel, column, channels, width, distance)
     offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
     low, low2 = tl.zeros([MAPS, PAIRS], tl.float32), tl.zeros([MAPS, PAIRS], tl.float32)
     for y in tl.range(top, bottom, loop_unroll_factor=2):
@@ -183,7 +184,7 @@ def sums_without_bands(
 @triton.jit
 def sums_with_bands(
     x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALL: tl.constexpr,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Sums over rows `top` to `bottom - 1` of maps minus their pivot, and the state at `bottom`.
 
@@ -191,7 +192,7 @@ def sums_with_bands(
     values and the absolute values of the high band. `state` is that of `start_strip` at `top`.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS
-    masks, down = _neighbour_masks(channel, column, channels, width, distance, EVEN), width * (channels if LAST else 1)
+    masks, down = _neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
     offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
     nothing = tl.zeros([MAPS, PAIRS], tl.float32)
     above, here, values = state
@@ -254,7 +255,7 @@ def _add_row(sums, nine, values, weights, centres, row_weight, ALL: tl.constexpr
 @triton.jit
 def coefficients(
     reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n,
-    BANDS: tl.constexpr, GATED: tl.constexpr,
+    BANDS: tl.constexpr,
 ):  # fmt: skip
     """`evidence.coefficients` for a value and its local mean: start, gain, gain of the local mean, and whether to move.
 
@@ -273,8 +274,7 @@ def coefficients(
     else:
         gain, gain_of_mean = low_gain, tl.zeros(low_gain.shape, tl.float32)
         start = mean + mean_shift - low_gain * mean
-    if GATED:
-        start = tl.where(gate > 0, start, float("nan"))
+    start = tl.where(gate > 0, start, float("nan"))  # a closed image is not moved
     moves = (tl.abs(start) < float("inf")) & (gain < float("inf")) & (tl.abs(gain_of_mean) < float("inf"))
     start = tl.where(moves, tl.fma(gain + gain_of_mean, shift, start), shift)
     return start, tl.where(moves, gain * scale, scale), tl.where(moves, gain_of_mean * scale, -0.0), moves
@@ -318,12 +318,12 @@ def _evidence(reference, gate, channel, statistic, which, channels, k: tl.conste
 
 @triton.jit
 def write_without_bands(
-    x, residual, out, channel, top, bottom, column, start, gain, moves, channels, n, width,
-    PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+    x, residual, out, channel, top, bottom, column, start, gain, moves, least, most, channels, n, width,
+    PAIRS: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write rows `top` to `bottom - 1` as start + gain * value."""
     distance: tl.constexpr = 1 if LAST else PAIRS
-    masks = _neighbour_masks(channel, column, channels, width, distance, EVEN)
+    masks = _neighbour_masks(channel, column, channels, width, distance)
     offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
     for y in tl.range(top, bottom, loop_unroll_factor=2):
         mask0, mask1 = _pixel_masks(y * width + column, n, masks, distance)
@@ -334,24 +334,25 @@ def write_without_bands(
         added0, added1 = _load_pair(beside, offsets, mask0, mask1) if ADD else (value0, value1)
         new0 = tl.fma(value0.to(tl.float32), gain[:, None], start[:, None])
         new1 = tl.fma(value1.to(tl.float32), gain[:, None], start[:, None])
-        _store(to + offsets[1], new0, added0, moves[:, None], mask0, ADD, RELU)
-        _store(to + offsets[4], new1, added1, moves[:, None], mask1, ADD, RELU)
+        _store(to + offsets[1], new0, added0, moves[:, None], least, most, mask0, ADD)
+        _store(to + offsets[4], new1, added1, moves[:, None], least, most, mask1, ADD)
 
 
 @triton.jit
 def write_with_bands(
-    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves, channels, n, width, rows,
-    PAIRS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
+    x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+    least, most, channels, n, width, rows,
+    PAIRS: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write rows `top` to `bottom - 1` as start + gain * value + gain_of_mean * local mean.
 
     `top` must be even: of two rows done at a time, each adds up its local means in another order.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS
-    masks, down = _neighbour_masks(channel, column, channels, width, distance, EVEN), width * (channels if LAST else 1)
+    masks, down = _neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
     offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
-    rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None]
-    above, here, values = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST, EVEN)
+    rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None], least, most
+    above, here, values = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST)
     row = _row_pointer(x, top + 1, channel, column, channels, n, width, LAST)
     weights = _neighbour_weight(column, width), _neighbour_weight(column + distance, width)
     if LAST:
@@ -365,17 +366,17 @@ def write_with_bands(
             between = here[0] + below[0], here[1] + below[1]
             nine = above[0] + between[0], above[1] + between[1]
             weight = _neighbour_weight(y, rows)
-            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD, RELU)
+            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD)
             nine = between[0] + under[0], between[1] + under[1]
             weight = _neighbour_weight(y + 1, rows)
-            _write_row(to + down, offsets, nine, (one[1], one[4]), weights, weight, rule, added_two, masks, ADD, RELU)
+            _write_row(to + down, offsets, nine, (one[1], one[4]), weights, weight, rule, added_two, masks, ADD)
             above, here, values = below, under, (two[1], two[4])
             row, beside, to = row + 2 * down, beside + 2 * down, to + 2 * down
         if (bottom - top) % 2 == 1:
             added_one = _load_pair(beside, offsets, masks[1], masks[4]) if ADD else values
             nine = above[0] + here[0], above[1] + here[1]
             weight = _neighbour_weight(bottom - 1, rows)
-            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD, RELU)
+            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD)
     else:
         following = _load_neighbours(row, offsets, top + 1 < rows, masks, LAST)
         for y in range(top, bottom):
@@ -387,7 +388,7 @@ def write_with_bands(
             below = _sum_neighbours(following, LAST)
             nine = above[0] + (here[0] + below[0]), above[1] + (here[1] + below[1])
             weight = _neighbour_weight(y, rows)
-            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD, RELU)
+            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD)
             above, here, values = here, below, (following[1], following[4])
             following = next_but_one
 
@@ -405,29 +406,27 @@ def _load_pair(row, offsets, mask0, mask1):
 
 
 @triton.jit
-def _write_row(
-    to, offsets, nine, values, weights, row_weight, rule, added, masks, ADD: tl.constexpr, RELU: tl.constexpr
-):
+def _write_row(to, offsets, nine, values, weights, row_weight, rule, added, masks, ADD: tl.constexpr):
     """Write one row of `write_with_bands`. `nine` are sums over 3 x 3 neighbourhoods."""
-    start, gain, gain_of_mean, moves = rule
+    start, gain, gain_of_mean, moves, least, most = rule
     local0, local1 = nine[0] * (weights[0] * row_weight)[None, :], nine[1] * (weights[1] * row_weight)[None, :]
     # Local means of maps that are not moved may be NaN.
     new0 = tl.fma(tl.where(moves, local0, 0.0), gain_of_mean, tl.fma(values[0].to(tl.float32), gain, start))
     new1 = tl.fma(tl.where(moves, local1, 0.0), gain_of_mean, tl.fma(values[1].to(tl.float32), gain, start))
-    _store(to + offsets[1], new0, added[0], moves, masks[1], ADD, RELU)
-    _store(to + offsets[4], new1, added[1], moves, masks[4], ADD, RELU)
+    _store(to + offsets[1], new0, added[0], moves, least, most, masks[1], ADD)
+    _store(to + offsets[4], new1, added[1], moves, least, most, masks[4], ADD)
 
 
 @triton.jit
-def _store(out, value, added, moves, inside, ADD: tl.constexpr, RELU: tl.constexpr):
-    """Add the residual, apply the ReLU, and store. Unmoved values are rounded as if this were done in steps."""
+def _store(out, value, added, moves, least, most, inside, ADD: tl.constexpr):
+    """Add the residual, limit the sum, and store. Unmoved values are rounded as if this were done in steps."""
     dtype: tl.constexpr = out.dtype.element_ty
     if dtype == tl.float16:  # a reference may lie outside float16's range
         value = tl.where(moves, clamp_to_float16(value), value)
     if ADD:
         value += added.to(tl.float32)
-    if RELU:
-        value = relu(value)
+    value = tl.maximum(value, least, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.minimum(value, most, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out, value.to(dtype), mask=inside)
 
 

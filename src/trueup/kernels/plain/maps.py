@@ -7,9 +7,11 @@ from torch import Tensor
 from trueup.functional import evidence
 
 
-def realign(x: Tensor, reference: Tensor, gate: Tensor | None, residual: Tensor | None, relu: bool) -> Tensor:
+def realign(
+    x: Tensor, reference: Tensor, gate: Tensor | None, residual: Tensor | None, relu: bool, ceiling: float | None = None
+) -> Tensor:
     """Return relu(`evidence.realign` + residual); the residual may be None, the relu is applied only if asked for."""
-    return add_and_relu(evidence.realign(x, reference, gate), residual, relu)
+    return add_and_relu(evidence.realign(x, reference, gate), residual, relu, ceiling)
 
 
 def moments(x: Tensor, bands: bool) -> Tensor:
@@ -17,7 +19,9 @@ def moments(x: Tensor, bands: bool) -> Tensor:
     return evidence.moments(x, bands=bands)
 
 
-def add_and_relu(a: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
-    """Add the residual, unless it is None, and apply the relu if asked for."""
+def add_and_relu(a: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None = None) -> Tensor:
+    """Add the residual, unless it is None, and apply the relu if asked for, which ends at `ceiling`."""
     a = a if residual is None else a + residual
-    return a.relu() if relu else a
+    if not relu:
+        return a
+    return a.relu() if ceiling is None else a.clamp(0, ceiling)

@@ -1,0 +1,82 @@
+"""Shorter code for a graph's forward pass: what several calls look up on the way to their modules is looked up once.
+
+torch.fx writes every module as a path from the root, `self.model.layer1.block.conv`. Each step is a call of
+`nn.Module.__getattr__`. In a network of a hundred layers these take as long as ten layers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+Path = tuple[str, ...]
+
+
+def hoisted(_current: object) -> Callable[[list[str]], list[str]]:
+    """For `torch.fx.Graph.on_generate_code`: rewrite the lines of a forward pass."""
+    return hoist_paths
+
+
+def hoist_paths(lines: list[str]) -> list[str]:
+    r"""Rewrite lines of code so that each object on the way to an attribute of `self` is looked up once.
+
+    >>> print("".join(hoist_paths(["a = self.model.one(x)\n", "return self.model.two(a)\n"])))
+    on_path_0 = self.model
+    a = on_path_0.one(x)
+    return on_path_0.two(a)
+    <BLANKLINE>
+    """
+    names: dict[Path, str] = {}
+    text, local = "".join(lines), "on_path_"
+    while local in text:  # a name that a node has already
+        local = f"_{local}"
+    tree = _Shorten(names, local).visit(ast.parse(text))
+    first = [f"{name} = {_spelled(names, path)}\n" for path, name in names.items()]
+    return [*first, *(ast.unparse(statement) + "\n" for statement in tree.body)]
+
+
+class _Shorten(ast.NodeTransformer):
+    """Replaces the objects on the way to attributes of `self` by local names, and collects these."""
+
+    def __init__(self, names: dict[Path, str], local: str) -> None:
+        self._names, self._local = names, local
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return self._shortened(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return self._shortened(node) if _path(node) is not None else self.generic_visit(node)
+
+    def _shortened(self, node: ast.Attribute | ast.Call) -> ast.AST:
+        path = _path(node)
+        if path is None:
+            return self.generic_visit(node)
+        for end in range(1, len(path)):
+            self._names.setdefault(path[:end], f"{self._local}{len(self._names)}")
+        return ast.parse(_spelled(self._names, path), mode="eval").body
+
+
+def _path(node: ast.AST) -> Path | None:
+    """Names from `self` to an attribute, written as `a.b` or `getattr(a, "b")`; None for anything else."""
+    if isinstance(node, ast.Name):
+        return () if node.id == "self" else None
+    if isinstance(node, ast.Attribute):
+        found, name = _path(node.value), node.attr
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "getattr"
+        and len(node.args) == 2
+        and isinstance(node.args[1], ast.Constant)
+    ):
+        found, name = _path(node.args[0]), str(node.args[1].value)
+    else:
+        return None
+    return None if found is None else (*found, name)
+
+
+def _spelled(names: dict[Path, str], path: Path) -> str:
+    """Code that looks up the last name of a path, from the local name of what comes before it."""
+    *before, last = path
+    root = names.get(tuple(before), "self")
+    return f"{root}.{last}" if last.isidentifier() else f"getattr({root}, {last!r})"
