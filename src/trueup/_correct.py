@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from trueup import kernels
-from trueup._placed import GateReader, GateValue, Realign, Transport
+from trueup._placed import AtSite, GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
 from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Trace, check_select, trace
 from trueup.rules import Correction, Evidence, Rule
-from trueup.targets import Fingerprint, Targets
+from trueup.targets import Fingerprint, Targets, is_quantised
 
 CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
 """Without a decision: a weak correction of the earliest norms, which say least about what is in a picture."""
@@ -55,6 +55,10 @@ class Corrected(Instrumented):
             if part is not None:
                 part.to(self.device)
         kernels.load_backend(self.device)
+        if self.device is not None and self.device.type == "cpu":
+            for part in (*self.placed[:1], self.combine):
+                if isinstance(part, AtSite):
+                    part.warm_up()
 
     def __repr__(self) -> str:
         of = {"norm": "norms", "activation": "activations"}
@@ -159,7 +163,7 @@ def check_model(targets: Targets, model: nn.Module) -> None:
     if difference := targets.fingerprint.difference(Fingerprint.of(model)):
         raise ValueError(
             f"these targets were calibrated on another model than this {type(model).__name__}: {difference}; "
-            "calibrate again with trueup.calibrate(model, loader)"
+            + _way_out(model, "calibrate again with trueup.calibrate(model, loader)")
         )
 
 
@@ -174,8 +178,16 @@ def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str
     if missing and not selected:
         raise ValueError(
             f"the targets hold the site {missing[0]!r}, which was not found in this {type(model).__name__}; it has "
-            f"{', '.join(found) or 'none of theirs'}; give the same activations= and leaves= as to calibrate"
+            f"{', '.join(found) or 'none of theirs'}; "
+            + _way_out(model, "give the same activations= and leaves= as to calibrate")
         )
+
+
+def _way_out(model: nn.Module, usual: str) -> str:
+    """What to do about a model that does not fit: if it was quantised, its norms may be gone."""
+    if is_quantised(model):
+        return "this model is quantised, so correct first: quantise what trueup.correct(model, targets) returns"
+    return usual
 
 
 def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> Reading:

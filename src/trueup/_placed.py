@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from trueup import kernels
 from trueup.functional import evidence
 from trueup.functional.gate import Gate
-from trueup.graph import Site, batch_norm_of
-from trueup.kernels import BatchNorm, Order
+from trueup.graph import Site, batch_norm_of, leaf
+from trueup.kernels import BatchNorm, Order, portable
 from trueup.rules import Correction, Evidence
 from trueup.targets import ActivationTarget, NormTarget
 
@@ -25,6 +26,39 @@ class AtSite(nn.Module):
         for name, buffer in exact.items():
             self._buffers[name] = buffer.to(self.get_buffer(name).device)
         return self
+
+    def warm_up(self) -> None:
+        """Compute something small, so that no request has to wait for a compiler."""
+        with torch.inference_mode():
+            self(*self._example())
+
+    def _example(self) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def _keep(self, constants: NamedTuple) -> None:
+        """Keep constants for `kernels.portable`: their tensors as buffers, also those inside tuples."""
+        self._kept: type[Any] = type(constants)
+        self._others: dict[str, Any] = {}
+        for name, value in constants._asdict().items():
+            inside = isinstance(value, tuple) and all(isinstance(each, Tensor) for each in value)
+            if not inside and not isinstance(value, Tensor):
+                self._others[name] = value
+                continue
+            tensors = {f"{name}_{k}": each for k, each in enumerate(value)} if inside else {f"{name}_": value}
+            self._others[name] = tuple(tensors) if inside else None
+            for buffer, tensor in tensors.items():
+                self.register_buffer(f"plain_{buffer}", tensor, persistent=False)
+
+    def _constants(self) -> Any:
+        """The kept constants."""
+        found = {}
+        for name, value in self._others.items():
+            if f"plain_{name}_" in self._buffers:
+                value = getattr(self, f"plain_{name}_")
+            elif isinstance(value, tuple) and value and f"plain_{value[0]}" in self._buffers:
+                value = tuple(getattr(self, f"plain_{buffer}") for buffer in value)
+            found[name] = value
+        return self._kept(**found)
 
 
 class Transport(AtSite):
@@ -41,7 +75,12 @@ class Transport(AtSite):
         self.even_levels = target.levels is None
         self.fuses = () if rule.method == "sort" else ("batch_norm", "add", "relu")
         self.register_buffer("curve", kernels.curve_of(target.target, target.levels), persistent=False)
+        ordinary = portable.target_of(self.curve, target.levels)
+        self._has_ordinary = ordinary is not None
+        if ordinary is not None:
+            self._keep(ordinary)
 
+    @leaf
     def forward(
         self,
         a: Tensor,
@@ -60,11 +99,16 @@ class Transport(AtSite):
             sparse=self.sparse,
             exact=self.rule.method == "sort",
             even_levels=self.even_levels,
+            # A sort: slower than the histogram, which therefore stays where torch.compile can call it.
+            ordinary=self._constants() if self._has_ordinary and kernels.leaves_this_process() else None,
             norm=batch_norm,
             residual=residual,
             order=order,
             relu=relu,
         )
+
+    def _example(self) -> tuple[Tensor, ...]:
+        return (self.curve.new_zeros(1, 8, dtype=torch.float32),)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""
@@ -85,8 +129,12 @@ class Realign(AtSite):
         super().__init__()
         self.name, self.channel_dim = site.name, site.channel_dim
         self.rule, self.share = rule, share
+        self.may_close = rule.least == 0
         self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
+        constants = portable.map_constants(self.reference)
+        self._keep(constants if rule.base else constants._replace(base=None))
 
+    @leaf
     def forward(
         self,
         a: Tensor,
@@ -109,7 +157,13 @@ class Realign(AtSite):
             relu=relu,
             ceiling=ceiling,
             channels=self.channel_dim,
+            constants=self._constants() if kernels.in_ordinary_operators(a) else None,
+            may_close=self.may_close,
         )
+
+    def _example(self) -> tuple[Tensor, ...]:
+        example = self.reference.new_zeros(1, self.reference.shape[2], 8, 8, dtype=torch.float32)
+        return (example.movedim(1, self.channel_dim),)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""
@@ -125,6 +179,7 @@ class GateReader(nn.Module):
         super().__init__()
         self.name, self.bands, self.channel_dim = site.name, bands, site.channel_dim
 
+    @leaf
     def forward(self, a: Tensor) -> Tensor:
         return kernels.moments(a if self.channel_dim == 1 else a.movedim(self.channel_dim, 1), bands=self.bands)
 
@@ -143,11 +198,18 @@ class GateValue(AtSite):
         self.names = list(tensors)
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
+        self._keep(portable.gate_constants(gate, floors))
 
+    @leaf
     def forward(self, *moments: Tensor) -> Tensor:
         tensors = [getattr(self, name) for name in self.names]
         gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]
-        return kernels.gate_values(moments, floors, gate, self.budget, self.ramp, self.least)
+        constants = self._constants() if kernels.in_ordinary_operators(moments[0]) else None
+        return kernels.gate_values(moments, floors, gate, self.budget, self.ramp, self.least, constants=constants)
+
+    def _example(self) -> tuple[Tensor, ...]:
+        floors = (getattr(self, name) for name in self.names[len(Gate._fields) :])
+        return tuple(floor.float()[None] for floor in floors)
 
     def extra_repr(self) -> str:
         """Text inside torch's repr of the module."""

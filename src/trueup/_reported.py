@@ -16,6 +16,7 @@ from trueup.functional import evidence
 from trueup.functional import gate as gate_functions
 from trueup.functional.gate import Gate
 from trueup.graph import Reading, Site
+from trueup.kernels import portable
 from trueup.rules import Evidence, Rule
 from trueup.targets import NormTarget, Targets
 
@@ -52,6 +53,7 @@ class ImageReport(AtSite):
             tensors |= dict(zip((f"usual{number}", f"usual_floor{number}"), side_by_side, strict=True))
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
+        self._keep(portable.gate_constants(gate, [self.get_buffer("floor")]))
 
     def forward(self, *values: Tensor) -> dict[str, Tensor]:
         moments, gate = values[: len(self.norms)], values[len(self.norms) :]
@@ -69,7 +71,9 @@ class ImageReport(AtSite):
         """
         smallest = 0.5 / (self.clean_images + 1)
         gate = Gate(*(getattr(self, name) for name in Gate._fields))
-        opened = kernels.gate_values([moments], [self.get_buffer("floor")], gate, smallest, 1 / smallest, 0.0)
+        constants = self._constants() if kernels.in_ordinary_operators(moments) else None
+        numbers = (smallest, 1 / smallest, 0.0)
+        opened = kernels.gate_values([moments], [self.get_buffer("floor")], gate, *numbers, constants=constants)
         return torch.where(opened < 1, torch.exp(opened * math.log(smallest)), 0.0)
 
     def _evidence(self, moments: Sequence[Tensor]) -> Tensor:

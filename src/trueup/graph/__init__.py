@@ -10,6 +10,7 @@ from trueup.graph.folds import is_list_of_images
 from trueup.graph.fusion import batch_norm_of
 from trueup.graph.inputs import Inputs, tensors_in
 from trueup.graph.instrument import Instrumented, Reading
+from trueup.graph.ordinary import leaf
 from trueup.graph.probe import Probe
 from trueup.graph.trace import Trace, TraceError, trace
 from trueup.targets import KINDS, Kind, Select, Site, Sites, check_select
@@ -33,6 +34,7 @@ __all__ = [
     "device_of",
     "examine",
     "is_list_of_images",
+    "leaf",
     "modules_of",
     "tensors_in",
     "trace",

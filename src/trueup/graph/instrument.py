@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from types import MethodType
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, fx, nn
 from trueup.graph.clone import clone, device_of, loose_tensors, modules_of
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
 from trueup.graph.hoist import hoisted
+from trueup.graph.ordinary import LikeItsModel, function_of, strip_prefix
 from trueup.graph.rewire import (
     call_before_output,
     combine_values,
@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     place_before: Callable[[Site], nn.Module | None] = lambda _: None
 
 
-class Instrumented(nn.Module):
+class Instrumented(LikeItsModel):
     """A module like the model, in which the value at each site passes through `place(site)`, unless it is None.
 
     It shares the model's tensors but not its module objects, so neither can change the other's mode or structure, and
@@ -103,8 +103,7 @@ class Instrumented(nn.Module):
                 modules[site.name] = module
         self.placed_at = list(modules)
         self.placed = nn.ModuleList(modules.values())
-        self.register_state_dict_post_hook(_strip_prefix)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(strip_prefix)  # type: ignore[no-untyped-call]
         self.eval()
         self._build(trace)
 
@@ -151,9 +150,7 @@ class Instrumented(nn.Module):
                 return self._untraced()(self, *args, **kwargs)
             return corrected(self, *args, **kwargs)
 
-        signature = inspect.signature(type(self.model).forward)
-        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names the inputs by it
-        self.forward = MethodType(forward, self)
+        self._give_forward(forward)
 
     @property
     def _functions(self) -> bool:
@@ -211,11 +208,10 @@ class Instrumented(nn.Module):
                 defer_norm(graph, start, call)
         graph.lint()
         graph.on_generate_code(hoisted)
-        corrected: Callable[..., Any] = type(fx.GraphModule(self, graph)).forward
-        return corrected
+        return function_of(graph)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "forward"}
+        return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -234,18 +230,3 @@ class Instrumented(nn.Module):
                 unwatch(self.model)
                 self._build(Trace(self.model, self._known, self._activations, self._leaves))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
-
-    def _replicate_for_data_parallel(self) -> Instrumented:
-        replica: Instrumented = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-        replica.forward = MethodType(self.forward.__func__, replica)  # type: ignore[attr-defined]
-        return replica
-
-
-def _strip_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Mapping[str, Any]) -> None:
-    for key in [key for key in state if key.startswith(f"{prefix}model.")]:
-        state[prefix + key.removeprefix(f"{prefix}model.")] = state.pop(key)
-
-
-def _add_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for key in [key for key in state if key.startswith(prefix)]:
-        state[f"{prefix}model.{key.removeprefix(prefix)}"] = state.pop(key)

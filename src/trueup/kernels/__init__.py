@@ -1,7 +1,7 @@
 """The functions of `trueup.functional` at the speed of memory, on the CPU and on CUDA.
 
-`dispatch` holds the public functions and chooses the backend: `plain` (torch's own operators), `cpu` (numba) or `cuda`
-(Triton). No other part of trueup imports numba or triton.
+`dispatch` holds the public functions and chooses the backend: `plain` (torch's own operators), `cpu` (numba), `cuda`
+(Triton) or `portable` (what every runtime has, for export). No other part of trueup imports numba or triton.
 
 `realign`, `moments` and `gate_values` are `functional.evidence` and `functional.gate` up to rounding. `transport` is
 `functional.correct` from a histogram instead of a sort: **values that share a bin count as equal**. Each takes the mean
@@ -16,6 +16,8 @@ from trueup.kernels.dispatch import (
     Order,
     add,
     gate_values,
+    in_ordinary_operators,
+    leaves_this_process,
     load_backend,
     moments,
     quantile_rows,
@@ -31,6 +33,8 @@ __all__ = [
     "as_rows",
     "curve_of",
     "gate_values",
+    "in_ordinary_operators",
+    "leaves_this_process",
     "load_backend",
     "moments",
     "quantile_rows",

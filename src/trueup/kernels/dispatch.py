@@ -5,6 +5,8 @@ A backend is a package with functions of the same names and meanings.
 - `plain`: torch's own operators, on any device, at any width. It has all functions.
 - `cpu`: numba, where that is installed.
 - `cuda`: Triton, where that is installed. Only this one applies a batch norm in the same pass.
+- `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`). It is
+  used where its constants are given.
 
 The compiled backends take float32, bfloat16 and float16. Float64 and forward-mode derivatives take `plain` or
 `trueup.functional`. If gradients are wanted, a batch norm is a step of its own.
@@ -16,7 +18,9 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -25,7 +29,7 @@ from torch import Tensor
 from trueup import functional
 from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
-from trueup.kernels import operators, plain
+from trueup.kernels import operators, plain, portable
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.eager import nothing_watches
 from trueup.kernels.forward_mode import has_tangent
@@ -51,6 +55,8 @@ def realign(
     relu: bool = False,
     ceiling: float | None = None,
     channels: int = 1,
+    constants: portable.MapConstants | None = None,
+    may_close: bool = True,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
 
@@ -58,8 +64,16 @@ def realign(
     also limited to `ceiling`. `channels` is the dimension of `a` that holds the channels. An image's result does not
     depend on the batch or on the number of threads, to the last bit. Values that are not moved are rounded as by
     torch's operators one after the other, unless a norm is fused: that is not rounded in between.
+
+    With `constants`, those of the reference, it is done in ordinary operators; `may_close` says that gate values may
+    be 0.
     """
     out: Tensor
+    if constants is not None:
+        a = a if norm is None else norm(a)
+        out = portable.realign(a, constants, gate, channels=channels, may_close=may_close)
+        out = out if residual is None else add(out, residual, order)
+        return plain.add_and_relu(out, None, relu, ceiling)
     if a.is_cuda and nothing_watches(a, residual, gate) and _has_compiled_maps(a):
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
@@ -78,7 +92,9 @@ def realign(
     if not _has_compiled_maps(a) or has_tangent(a, residual):
         return plain.realign(a, reference, gate, residual, relu, ceiling)
     arguments = (reference, gate, residual, relu, ceiling)
-    if norm is None:
+    if a.is_cpu and nothing_watches(a, residual, gate):
+        out = _compute_realign(a, *arguments)
+    elif norm is None:
         out = torch.ops.trueup.realign.default(a, *arguments)
     else:
         out = torch.ops.trueup.realign_after_norm.default(a, *norm, *arguments)
@@ -94,6 +110,7 @@ def transport(
     sparse: bool,
     exact: bool = False,
     even_levels: bool = False,
+    ordinary: portable.Target | None = None,
     norm: BatchNorm | None = None,
     residual: Any = None,
     order: Order = "value first",
@@ -101,12 +118,18 @@ def transport(
 ) -> Tensor:
     """Return `functional.correct` of relu(add(norm(a), residual)), from a histogram; the relu only if asked for.
 
-    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. `residual` and
-    `order` are as in `realign`; "in place" without a norm writes into `a`, as torch would. `exact` sorts instead, and
-    so do float64 and forward-mode derivatives. The result shares no memory with `a` and does not depend on the batch or
-    on the number of threads, to the last bit.
+    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. With
+    `ordinary`, the same target, it is done in ordinary operators. `residual` and `order` are as in `realign`; "in
+    place" without a norm writes into `a`, as torch would. `exact` sorts instead, and so do float64 and forward-mode
+    derivatives. The result shares no memory with `a` and does not depend on the batch or on the number of threads, to
+    the last bit.
     """
     out: Tensor
+    if ordinary is not None:
+        a = a if norm is None else norm(a)
+        a = a if residual is None else add(a, residual, order)
+        a = a.relu() if relu else a
+        return portable.transport(a, ordinary, step, location=location, sparse=sparse)
     if relu and norm is not None and step > 0 and not exact and _transport_fuses_norm(a):
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
@@ -129,6 +152,8 @@ def transport(
 def moments(a: Tensor, *, bands: bool) -> Tensor:
     """Return `functional.evidence.moments`, without a gradient."""
     a = a.detach()
+    if in_ordinary_operators(a):
+        return portable.moments(a, bands=bands)
     if _has_compiled_maps(a):
         compute = _compute_moments if nothing_watches(a) else torch.ops.trueup.moments.default
         out: Tensor = compute(a, bands)
@@ -137,13 +162,26 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
 
 
 def gate_values(
-    moments: Sequence[Tensor], floors: Sequence[Tensor], gate: Gate, budget: float, ramp: float, least: float
+    moments: Sequence[Tensor],
+    floors: Sequence[Tensor],
+    gate: Gate,
+    budget: float,
+    ramp: float,
+    least: float,
+    *,
+    constants: portable.GateConstants | None = None,
 ) -> Tensor:
     """Gate value per image `(batch,)` float32: least + (1 - least) g, without a gradient.
 
     `moments` are `functional.evidence.moments` at the norms that the gate reads, `floors` theirs as `gate.features`
-    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`.
+    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`. With `constants`, those of
+    gate and floors, it is done in ordinary operators.
     """
+    if constants is not None:
+        return portable.gate_values(moments, constants, budget, ramp, least)
+    if moments[0].is_cpu and _COMPILED["cpu"] and nothing_watches(*moments):
+        direct: Tensor = _fastest("gate_values", "cpu")(moments, floors, gate, budget, ramp, least)
+        return direct
     if moments[0].is_cuda and _COMPILED["cuda"]:
         numbers = (budget, ramp, least)
         out: Tensor = torch.ops.trueup.gate_values.default(list(moments), list(floors), *gate, *numbers)
@@ -161,6 +199,20 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     with _current_device(rows):
         out: Tensor = _fastest("quantile_rows", rows.device.type)(rows, levels.double())
     return out
+
+
+def in_ordinary_operators(a: Tensor) -> bool:
+    """Whether a graph is being recorded that must run without trueup, or that a compiler should see into.
+
+    That is every export, from any device, and on the CPU also `torch.compile`, which fuses ordinary operators better
+    than it can call ours. On CUDA, `torch.compile` keeps our kernels.
+    """
+    return leaves_this_process() or (torch.compiler.is_compiling() and a.device.type == "cpu")
+
+
+def leaves_this_process() -> bool:
+    """Whether a graph is being exported or traced: it may run where there is no trueup."""
+    return torch.compiler.is_exporting() or portable.is_jit_tracing()
 
 
 def load_backend(device: torch.device | None) -> None:
@@ -194,9 +246,22 @@ def _transport_fuses_norm(a: Tensor) -> bool:
 @functools.cache
 def _fastest(name: str, device: str) -> Callable[..., Any]:
     """The function of this name in the backend compiled for a kind of device, or in `plain` if there is none."""
-    backend = importlib.import_module(f"trueup.kernels.{device}") if _COMPILED.get(device) else plain
+    backend = _backend(device) if _COMPILED.get(device) else plain
     function: Callable[..., Any] = getattr(backend, name, None) or getattr(plain, name)
     return function
+
+
+@functools.cache
+def _backend(device: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"trueup.kernels.{device}")
+    except Exception as error:  # a compiler that is there but does not work must not fail a request
+        warnings.warn(
+            f"trueup computes in torch's own operators, which are slower: {_COMPILERS[device]} does not work here "
+            f"({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
+        return plain
 
 
 def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:

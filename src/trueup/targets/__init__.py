@@ -3,7 +3,7 @@
 from trueup.targets.accumulate import Accumulator
 from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision, Trial
-from trueup.targets.fingerprint import Fingerprint
+from trueup.targets.fingerprint import Fingerprint, is_quantised
 from trueup.targets.norm import NormTarget
 from trueup.targets.site import KINDS, Kind, Select, Site, Sites, check_select
 from trueup.targets.values import Targets
@@ -22,4 +22,5 @@ __all__ = [
     "Targets",
     "Trial",
     "check_select",
+    "is_quantised",
 ]

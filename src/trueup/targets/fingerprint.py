@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 # Rounding to bfloat16 moves a projection by about 0.001 of the norm; another training run, by as much as the norm.
 TOLERANCE = 0.01
+ROUGH = 0.1  # for weights that are kept in eight bits or fewer
 SMALL = 1 << 16  # values; larger tensors are copied to double precision one at a time
 
 
@@ -21,6 +22,7 @@ class Print:
     shape: tuple[int, ...]
     norm: float
     projection: float
+    rough: bool = False  # read from a quantised tensor; not written to files
 
     def __post_init__(self) -> None:
         counts = all(isinstance(side, int) for side in self.shape)
@@ -29,7 +31,8 @@ class Print:
 
     def matches(self, other: Print) -> bool:
         """Whether the values are equal up to rounding to another precision."""
-        close = abs(self.projection - other.projection) <= TOLERANCE * max(self.norm, other.norm)
+        tolerance = ROUGH if self.rough or other.rough else TOLERANCE
+        close = abs(self.projection - other.projection) <= tolerance * max(self.norm, other.norm)
         return self.shape == other.shape and close
 
 
@@ -46,8 +49,14 @@ class Fingerprint:
     @classmethod
     def of(cls, model: nn.Module) -> Fingerprint:
         """Take the fingerprint of a model."""
-        state = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor) and t.is_floating_point()}
-        return cls(dict(zip(state, _prints(list(state.values())), strict=True)))
+        state = {
+            name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)
+        }  # or a module's extra state
+        rough = {name for name, t in state.items() if _is_quantised(t)}
+        values = {name: t.dequantize() if name in rough else t for name, t in state.items()}
+        values = {name: t for name, t in values.items() if t.is_floating_point()}
+        found = zip(values, _prints(list(values.values())), strict=True)
+        return cls({name: replace(each, rough=True) if name in rough else each for name, each in found})
 
     def difference(self, other: Fingerprint) -> str:
         """Describe the first difference from `other` in words; empty if there is none."""
@@ -69,6 +78,23 @@ class Fingerprint:
     def from_json(cls, text: str) -> Fingerprint:
         """Read what `to_json` wrote."""
         return cls({name: Print(tuple(s), n, p) for name, (s, n, p) in json.loads(text).items()})
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether some of a model's weights or operators are quantised, by torchao or by torch itself."""
+    if "quantize_per_" in str(getattr(model, "code", "")):  # a graph, as PT2E makes them
+        return True
+    if any(type(module).__module__.startswith(("torch.ao.nn.", "torchao.")) for module in model.modules()):
+        return True
+    return any(_is_quantised(t) for t in model.state_dict().values() if isinstance(t, Tensor))
+
+
+def _is_quantised(tensor: Tensor) -> bool:
+    return tensor.is_quantized or (
+        type(tensor) not in (Tensor, nn.Parameter)
+        and "dequantize" in dir(type(tensor))
+        and type(tensor).dequantize is not Tensor.dequantize
+    )
 
 
 def _prints(tensors: list[Tensor]) -> list[Print]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from trueup.kernels.bins import (
@@ -23,6 +22,7 @@ from trueup.kernels.bins import (
     offset_exponent,
     offset_exponent_of_row,
 )
+from trueup.kernels.cpu.compile import njit
 from trueup.kernels.cpu.threads import run_parallel
 
 _BLOCK = 4096  # values per partial sum, so that a mean does not depend on how threads divide a row
@@ -98,17 +98,17 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     arrays: tuple[Any, ...] = tuple(tensor.numpy() for tensor in tensors)
     shares = min(torch.get_num_threads(), len(rows), max(1, rows.numel() // _PART))
     bounds = np.linspace(0, len(rows), shares + 1).astype(np.int64)
-    run_parallel(lambda k: _quantiles(*arrays, bounds[k], bounds[k + 1]), shares)  # type: ignore[call-arg]
+    run_parallel(lambda k: _quantiles(*arrays, bounds[k], bounds[k + 1]), shares)
     return out
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _bins_of(rule):
     """Number of bins: after a relu there are no negative values."""
     return BINS if rule.relu else 2 * BINS
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _whole_rows(a, bits, into, begin, end, rule):
     """Correct rows `begin` to `end - 1`."""
     n = a.shape[1]
@@ -121,7 +121,7 @@ def _whole_rows(a, bits, into, begin, end, rule):
         _map(a[row], bits[row], into[row], 0, blocks, rule, shift, finite)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _count(a, bits, first_block, end_block, offset, relu, counts, sums):
     """Count the values of some blocks of a row into `counts`, and store each block's sum in `sums`."""
     n = len(a)
@@ -144,7 +144,7 @@ def _count(a, bits, first_block, end_block, offset, relu, counts, sums):
 
 
 # The compiler may choose the order of the sum, so that it can use vectors; it is the same order every time.
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _sum(a, relu):
     total = 0.0
     for i in range(len(a)):
@@ -152,7 +152,7 @@ def _sum(a, relu):
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _bins(a, bits, offset, relu, bins):
     """Write the bin of each value into `bins`, as `plain.bin_of`."""
     lowest, start = np.int32(offset - OUTSIDE), np.int32(FINE * offset)
@@ -174,7 +174,7 @@ def _bins(a, bits, offset, relu, bins):
         bins[i] = np.uint16(index)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _by_rank(curve, n):
     """Curve for rows of `n` values `(4, m)`: ranks instead of levels, and the slope of the quantile function.
 
@@ -190,7 +190,7 @@ def _by_rank(curve, n):
     return knots
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _at_every_rank(knots, n):
     """Quantile function and its integral at all `n` ranks `(2, n)`, so that a table needs no search per bin."""
     ranks = np.empty((2, n))
@@ -200,7 +200,7 @@ def _at_every_rank(knots, n):
     return ranks
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _table(counts, sums, n, rule, shift):
     """Write into `shift` what is added to the values of each bin; return whether the row is finite.
 
@@ -231,7 +231,7 @@ def _table(counts, sums, n, rule, shift):
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _mean_over_ranks(knots, first, end, n, knot):
     """As `plain.mean_over_ranks`. `knot` lies at or below the first rank; that of the last rank is returned too."""
     value, integral, knot = _read(knots, first if n > 1 else 0.5, knot)
@@ -239,13 +239,13 @@ def _mean_over_ranks(knots, first, end, n, knot):
     return _trapezoids(value, integral, last_value, last_integral, end - first), knot
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _trapezoids(value, integral, last_value, last_integral, count):
     """Mean over `count` ranks, from the quantile function and its integral at the first and at the last of them."""
     return ((last_integral - integral) + (value + last_value) / 2) / count
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _read(knots, rank, knot):
     """Quantile function and its integral at a rank, and the knot below it, searched upwards from `knot`."""
     last = knots.shape[1] - 2
@@ -256,7 +256,7 @@ def _read(knots, rank, knot):
     return value, knots[2, knot] + beyond * (knots[1, knot] + value) * 0.5, knot
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _map(a, bits, into, first_block, end_block, rule, shift, finite):
     """Write the corrected values of some blocks of a row into `into`."""
     relu, sparse, limit = rule.relu, rule.sparse, rule.limit
@@ -278,7 +278,7 @@ def _map(a, bits, into, first_block, end_block, rule, shift, finite):
             out[i] = value if sparse and value == 0 else moved
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _quantiles(a, bits, out, positions, low, high, offsets, edges, which, begin, end):
     """Quantiles of rows `begin` to `end - 1` at `positions`: ranks, possibly fractional."""
     n = a.shape[1]
@@ -309,7 +309,7 @@ def _quantiles(a, bits, out, positions, low, high, offsets, edges, which, begin,
             out[row, k] = np.float32(value)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _order_statistic(rank, n, low, high, edges, b, first, count):
     """Value of a rank, as if the values of its bin were evenly spaced."""
     if rank == 0:

@@ -1,37 +1,47 @@
 """The rule of evidence on the CPU, compiled by numba: one pass over each map to measure it, one to write it.
 
 A map fits into the fastest cache, whereas torch's own operators write each step of each map to memory and read it back.
-The rule itself, between the two passes, is `evidence.coefficients`.
+All of it is one call into compiled code per site, which holds no lock of Python's: a single image has so few values
+that anything done per site in Python would take longer than the rule itself, and threads would wait for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 
 import numpy as np
 import torch
-from numba import njit
+from numba import carray  # type: ignore[attr-defined]
 from torch import Tensor
 
 from trueup.functional import evidence
-from trueup.kernels.cpu.threads import run_parallel
+from trueup.kernels.cpu.compile import at_address, callback, fetch_add, njit
+from trueup.kernels.cpu.threads import run_native
 from trueup.kernels.plain.maps import add_and_relu
 
 _PART = 1 << 16  # values that justify another thread
 _RUN = 1024  # values summed in float32; the sums of runs are added in float64
+_FOUND = 6  # five moments and the low band's residual mean
+
+# What compiled code gets: one array of int64, most of them addresses. 0 is "none".
+_JOB = ("next", "maps", "out", "residual", "reference", "gate", "planes", "channels", "n", "width", "relu", "chunk")
+_NEXT, _MAPS, _OUT, _RESIDUAL, _REFERENCE, _GATE, _PLANES, _CHANNELS, _N, _WIDTH, _RELU, _CHUNK = range(len(_JOB))
+_Job = ctypes.c_int64 * len(_JOB)
 
 
 def realign(x: Tensor, reference: Tensor, gate: Tensor | None, residual: Tensor | None, relu: bool) -> Tensor:
     """As `plain.realign`, for float32, bfloat16 or float16 `(batch, channels, ...)`; the layout of `x` is kept."""
     if x.numel() == 0:
         return x.clone()
-    bands = reference.shape[1] == 3
-    maps, out = _as_maps(x, bands), torch.empty(x.shape)
+    if x.dtype == torch.float32 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
+        out = torch.empty_like(x)
+        _realign_maps(x, reference, gate, out, residual, relu)
+        return out
+    maps, out = x.float().contiguous(), torch.empty(x.shape)
     if x.dtype == torch.float32:
-        beside = None if residual is None else _as_maps(residual, bands)
-        _realign_maps(maps, reference, gate, out.view(maps.shape), beside, relu)
-        return out if out.stride() == x.stride() else torch.empty_like(x).copy_(out)
-    _realign_maps(maps, reference, gate, out.view(maps.shape))
+        _realign_maps(maps, reference, gate, out, None if residual is None else residual.contiguous(), relu)
+        return torch.empty_like(x).copy_(out)
+    _realign_maps(maps, reference, gate, out, None, False)
     if x.dtype == torch.float16:
         limit = torch.finfo(x.dtype).max
         out = torch.where(x.isfinite(), out.clamp(-limit, limit), out)
@@ -43,93 +53,144 @@ def moments(x: Tensor, bands: bool) -> Tensor:
     """As `plain.moments`, for float32, bfloat16 or float16 `(batch, channels, ...)`."""
     if x.numel() == 0:
         return evidence.moments(x, bands=bands)
-    return _measure_maps(_as_maps(x, bands), bands=bands)[:, : 5 if bands else 2].contiguous()
-
-
-def _as_maps(x: Tensor, bands: bool) -> Tensor:
-    """Contiguous float32 maps `(batch, channels, height, width)`; without bands, each map is one row."""
-    shape = x.shape if bands else (*x.shape[:2], 1, x[0, 0].numel())
-    return x.float().contiguous().view(shape)
+    maps = x.float().contiguous()
+    planes = maps.shape[0] * maps.shape[1]
+    found = torch.empty(planes, _FOUND)
+    width = maps.shape[-1] if bands else 0
+    _run(_MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width, relu=False)
+    return found.view(*maps.shape[:2], _FOUND).transpose(1, 2)[:, : 5 if bands else 2].contiguous()
 
 
 def _realign_maps(
-    maps: Tensor,
-    reference: Tensor,
-    gate: Tensor | None,
-    out: Tensor,
-    residual: Tensor | None = None,
-    relu: bool = False,
+    maps: Tensor, reference: Tensor, gate: Tensor | None, out: Tensor, residual: Tensor | None, relu: bool
 ) -> None:
-    """Write relu(realigned maps + residual) into `out`; all are contiguous float32 `(batch, channels, height, width)`.
+    """Write relu(realigned maps + residual) into `out`; maps are contiguous float32. Images with gate 0 do not move."""
+    known = (
+        reference if reference.dtype == torch.float64 and reference.is_contiguous() else reference.double().contiguous()
+    )
+    opened = None if gate is None else gate.detach().float().contiguous()
+    addresses = [0 if t is None else t.data_ptr() for t in (out, residual, known, opened)]
+    width = maps.shape[-1] if reference.shape[1] == 3 else 0
+    _run(_REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, relu=relu)
 
-    Images whose gate value is 0 are not even measured.
-    """
-    bands = reference.shape[1] == 3
-    moves = None if gate is None else gate > 0
-    found = _measure_maps(maps, bands=bands, only=moves)
-    moments, tilt = found[:, [0, 2, 3] if bands else [0, 1]], found[:, 5]
-    terms = torch.cat([found[:, :1], evidence.coefficients(moments, tilt, reference, gate)], dim=1)
-    if moves is not None:
-        terms = torch.where(moves[:, None, None], terms, torch.nan)  # `_write` leaves such maps as they are
-    planes, into = _planes(maps), _planes(out)
-    terms_of_planes = terms.transpose(1, 2).reshape(len(planes), -1).contiguous().numpy()
-    beside = None if residual is None else _planes(residual)
-    least = np.float32(0 if relu else -np.inf)  # as in torch's relu, NaN and -0 are not less than 0
-    _for_planes(
-        lambda begin, end: _write(planes, begin, end, maps.shape[3], terms_of_planes, beside, least, into), planes
+
+def _run(
+    function: int, maps: Tensor, addresses: list[int], planes: int, channels: int, width: int, *, relu: bool
+) -> None:
+    """Call a compiled function on all planes, in as many threads as torch uses if there is enough to do."""
+    size = maps.numel()
+    shares = 1 if size < 2 * _PART else min(torch.get_num_threads(), planes, size // _PART)
+    chunk = planes if shares == 1 else max(1, planes // (4 * shares))
+    run_native(
+        function, _Job(0, maps.data_ptr(), *addresses, planes, channels, size // planes, width, relu, chunk), shares
     )
 
 
-def _measure_maps(maps: Tensor, *, bands: bool, only: Tensor | None = None) -> Tensor:
-    """Five `evidence.moments` and the low band's residual mean `(batch, 6, channels)` of contiguous float32 maps.
-
-    Without `bands`, the last four are 0. Images that are False in `only` `(batch,)` get zeros.
-    """
-    planes, found = _planes(maps), np.zeros((maps.shape[0] * maps.shape[1], 6), np.float32)
-    wanted = np.ones(len(planes), np.bool_) if only is None else only.repeat_interleave(maps.shape[1]).numpy()
-    _for_planes(lambda begin, end: _measure(planes, begin, end, maps.shape[3] if bands else 0, wanted, found), planes)
-    return torch.from_numpy(found).view(*maps.shape[:2], 6).transpose(1, 2)
-
-
-def _planes(maps: Tensor) -> np.ndarray:
-    """View maps as rows, one per map."""
-    planes: np.ndarray = maps.detach().view(-1, maps.shape[2] * maps.shape[3]).numpy()
-    return planes
-
-
-def _for_planes(work: Callable[[int, int], None], planes: np.ndarray) -> None:
-    """Call `work(begin, end)` in parallel, for ranges that cover all planes."""
-    shares = min(torch.get_num_threads(), len(planes), max(1, planes.size // _PART))
-    bounds = np.linspace(0, len(planes), shares + 1).astype(np.int64)
-    run_parallel(lambda k: work(bounds[k], bounds[k + 1]), shares)
-
-
-@njit(nogil=True, cache=True)
-def _measure(planes, begin, end, width, wanted, found):
-    """Measure those of maps `begin` to `end - 1` that are `wanted`; there are bands if `width` is not 0."""
-    n = planes.shape[1]
+def _measure_planes(address):
+    """Measure planes until none is left; write `_FOUND` numbers for each to `out`."""
+    job = carray(address, len(_JOB))
+    planes, n, width = job[_PLANES], job[_N], job[_WIDTH]
+    maps = carray(at_address(job[_MAPS]), (planes, n), np.float32)
+    found = carray(at_address(job[_OUT]), (planes, _FOUND), np.float32)
     centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
-    for p in range(begin, end):
-        if not wanted[p]:
-            continue
-        mean = np.float32(_sum(planes[p]) / n)
-        _centre(planes[p], mean, centred)
-        found[p, 0], found[p, 1] = mean, _sum_of_squares(centred) / n
-        if width:
-            _smooth_rows(centred, width, beside)
-            tilt = low = high = size = 0.0
-            for first, last, up, down in _blocks(n, width):
-                t, s, h, a = _measure_block(centred, beside, first, last, up, down)
-                tilt, low, high, size = tilt + t, low + s, high + h, size + a
-            tilt = tilt / n
-            found[p, 2], found[p, 3] = max(low / n - tilt * tilt, 0.0), max(high / n - tilt * tilt, 0.0)
-            found[p, 4], found[p, 5] = size / n, tilt
+    while True:
+        begin = fetch_add(address, job[_CHUNK])
+        if begin >= planes:
+            break
+        for p in range(begin, min(begin + job[_CHUNK], planes)):
+            _measure(maps[p], width, True, centred, beside, found[p])
+
+
+def _realign_planes(address):
+    """Realign planes until none is left."""
+    job = carray(address, len(_JOB))
+    planes, channels, n, width = job[_PLANES], job[_CHANNELS], job[_N], job[_WIDTH]
+    maps = carray(at_address(job[_MAPS]), (planes, n), np.float32)
+    out = carray(at_address(job[_OUT]), (planes, n), np.float32)
+    residual = carray(at_address(job[_RESIDUAL]), (planes, n), np.float32)
+    k = 3 if width else 2
+    reference = carray(at_address(job[_REFERENCE]), (5, k, channels), np.float64)
+    gate = carray(at_address(job[_GATE]), planes // channels, np.float32)
+    least = np.float32(0 if job[_RELU] else -np.inf)  # as in torch's relu, NaN and -0 are not less than 0
+    centred, beside, found = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(_FOUND, np.float32)
+    terms = np.empty(3, np.float32)
+    while True:
+        begin = fetch_add(address, job[_CHUNK])
+        if begin >= planes:
+            break
+        for p in range(begin, min(begin + job[_CHUNK], planes)):
+            opened = np.float64(1.0)
+            if job[_GATE]:
+                opened = np.float64(gate[p // channels])
+            moves = opened > 0  # images whose gate value is 0 are not even measured
+            if moves:
+                _measure(maps[p], width, False, centred, beside, found)
+                moves = _coefficients(found, reference, p % channels, opened, terms)
+            if job[_RESIDUAL]:
+                _write(maps[p], moves, width, found[0], terms, centred, beside, residual[p], least, out[p])
+            else:
+                _write(maps[p], moves, width, found[0], terms, centred, beside, None, least, out[p])
+
+
+@njit
+def _coefficients(found, reference, c, gate, terms):
+    """Write start and gains of a plane into `terms`, as `evidence.coefficients`; return whether they are finite."""
+    mean, tilt = np.float64(found[0]), np.float64(found[5])
+    k = reference.shape[1]
+    start, finite = mean, True
+    for j in range(k):
+        centre, spread, kappa = reference[0, j, c], reference[1, j, c], reference[2, j, c]
+        floor, base = reference[3, j, c], reference[4, j, c] * gate
+        row = 0 if j == 0 else 1 if k == 2 else 1 + j
+        value = np.float64(found[row])
+        away = (0.5 * np.log(value + floor) if j else value) - centre
+        z = away / spread
+        z2 = min(z * z, 1e30) * gate
+        share = z2 / (z2 + kappa)
+        mixed = 0.0
+        if base > 0 and j:
+            mixed = 0.5 * np.log(1 - base + base * np.exp(2 * min(max(away, -20.0), 20.0)))
+        elif base > 0:
+            mixed = base * away
+        moved = -(share * away + (1 - share) * mixed)
+        if j:
+            moved = np.exp(moved)
+            terms[j] = np.float32(moved)
+            start += moved * tilt if j == 2 else -moved * tilt
+        else:
+            start += moved
+        finite = finite and np.isfinite(moved)
+    terms[0] = np.float32(start)
+    return finite and np.isfinite(start)
+
+
+@njit
+def _measure(plane, width, absolute, centred, beside, found):
+    """Write moments and residual mean of a plane into `found`; there are bands if `width` is not 0.
+
+    `centred` is left holding the plane minus its mean, and with bands `beside` the means over each row's neighbours.
+    """
+    n = len(plane)
+    mean = np.float32(_sum(plane) / n)
+    _centre(plane, mean, centred)
+    found[0], found[1], found[5] = mean, 0.0, 0.0
+    if absolute or not width:
+        found[1] = _sum_of_squares(centred) / n
+    if width:
+        _smooth_rows(centred, width, beside)
+        tilt = low = high = size = 0.0
+        for first, last, up, down in _blocks(n, width):
+            t, s, h, a = _measure_block(centred, beside, first, last, up, down)
+            tilt, low, high, size = tilt + t, low + s, high + h, size + a
+        tilt = tilt / n
+        found[2], found[3] = max(low / n - tilt * tilt, 0.0), max(high / n - tilt * tilt, 0.0)
+        found[4], found[5] = size / n, tilt
 
 
 # The compiler may choose the order of these sums, so that it can use vectors. The order is the same every time only if
 # the loop writes nothing: otherwise the code would check whether arrays overlap in memory, with an order for each case.
 # Loops run over slices from 0, because an index that might be negative prevents vectorisation.
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _sum(plane):
     total = 0.0
     for begin in range(0, len(plane), _RUN):
@@ -140,7 +201,7 @@ def _sum(plane):
     return total
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _sum_of_squares(plane):
     total = 0.0
     for begin in range(0, len(plane), _RUN):
@@ -151,14 +212,14 @@ def _sum_of_squares(plane):
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _centre(plane, mean, centred):
     """Write the map minus its mean into `centred`."""
     for k in range(len(plane)):
         centred[k] = plane[k] - mean
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _smooth_rows(plane, width, beside):
     """Write the mean of each value and its neighbours in the row into `beside`; at an end there is one neighbour."""
     third, half = np.float32(1 / 3), np.float32(0.5)
@@ -171,7 +232,7 @@ def _smooth_rows(plane, width, beside):
         beside[last] = (plane[max(last - 1, first)] + plane[last]) * half
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _blocks(n, width):
     """First row, middle rows and last row: begin, end, and the offsets of the rows above and below (0 if none)."""
     if n == width:
@@ -191,7 +252,7 @@ def _local_mean(here, above, below, scales):
     return here * scales[0] + above * scales[1] + below * scales[2]
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _measure_block(centred, beside, first, last, up, down):
     """Sums over a block: the low band, its squares, the high band's squares, the high band's absolute values."""
     scales = _scales(up, down)
@@ -213,30 +274,21 @@ def _measure_block(centred, beside, first, last, up, down):
     return total_tilt, total_low, total_high, total_size
 
 
-@njit(nogil=True, cache=True)
-def _write(planes, begin, end, width, terms, residual, least, into):
-    """Write maps `begin` to `end - 1` as start + gain * part + ..., or unchanged if one of their `terms` is not finite.
+@njit
+def _write(plane, moves, width, mean, terms, centred, beside, residual, least, into):
+    """Write a plane as start + gain * part + ..., or unchanged if it does not move.
 
     Then add the `residual`, unless it is None, and raise values below `least` to it.
     """
-    n = planes.shape[1]
-    centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
-    for p in range(begin, end):
-        finite = True
-        for value in terms[p]:
-            finite = finite and np.isfinite(value)
-        mean, start, low = terms[p, 0], terms[p, 1], terms[p, 2]
-        residual_plane = None if residual is None else residual[p]
-        if not finite:
-            _write_unchanged(planes[p], residual_plane, least, into[p])
-        elif terms.shape[1] == 3:
-            _write_plane(planes[p], mean, start, low, residual_plane, least, into[p])
-        else:
-            _centre(planes[p], mean, centred)
-            _smooth_rows(centred, width, beside)
-            for first, last, up, down in _blocks(n, width):
-                part = None if residual is None else residual[p, first:last]
-                _write_block(centred, beside, first, last, up, down, start, low, terms[p, 3], part, least, into[p])
+    n = len(plane)
+    if not moves:
+        _write_unchanged(plane, residual, least, into)
+    elif not width:
+        _write_plane(plane, mean, terms[0], terms[1], residual, least, into)
+    else:
+        for first, last, up, down in _blocks(n, width):
+            part = None if residual is None else residual[first:last]
+            _write_block(centred, beside, first, last, up, down, terms[0], terms[1], terms[2], part, least, into)
 
 
 @njit(inline="always")
@@ -247,19 +299,19 @@ def _finish(value, residual, k, least):
     return least if value < least else value
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _write_unchanged(plane, residual, least, into):
     for k in range(len(plane)):
         into[k] = _finish(plane[k], residual, k, least)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _write_plane(plane, mean, start, gain, residual, least, into):
     for k in range(len(plane)):
         into[k] = _finish(start + gain * (plane[k] - mean), residual, k, least)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _write_block(centred, beside, first, last, up, down, start, low, high, residual, least, into):
     scales = _scales(up, down)
     here, above, below = beside[first:last], beside[first + up : last + up], beside[first + down : last + down]
@@ -267,3 +319,6 @@ def _write_block(centred, beside, first, last, up, down, start, low, high, resid
     for k in range(len(row)):
         smooth = _local_mean(here[k], above[k], below[k], scales)
         out[k] = _finish(start + low * smooth + high * (row[k] - smooth), residual, k, least)
+
+
+_MEASURE, _REALIGN = (callback(function) for function in (_measure_planes, _realign_planes))

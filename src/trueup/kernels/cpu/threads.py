@@ -31,6 +31,24 @@ def run_parallel(work: Callable[[int], None], shares: int) -> None:
             other.result()
 
 
+def run_native(function: int, job: ctypes.Array[ctypes.c_int64], shares: int) -> None:
+    """Call the compiled function at an address in `shares` threads at once, each with the same `job`.
+
+    The threads divide the work among themselves, and none of them runs Python.
+    """
+    if shares == 1:
+        _native(function)(job)
+    elif (openmp := _torch_openmp()) is not None:
+        openmp.GOMP_parallel(ctypes.c_void_p(function), job, shares, 0)
+    else:
+        run_parallel(lambda _: _native(function)(job), shares)
+
+
+@functools.cache
+def _native(function: int) -> Callable[[ctypes.Array[ctypes.c_int64]], None]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+
+
 def _run_in_openmp(openmp: ctypes.CDLL, work: Callable[[int], None], shares: int) -> None:
     failures: list[BaseException] = []
 

@@ -1,0 +1,126 @@
+"""What makes a wrapper an ordinary module: the model's names, its attributes, and a forward that belongs to a class."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from torch import fx, nn
+
+_OWN = "model."
+# Submodules of the wrapper; a model may have such names too.
+_RESERVED = ("model", "placed", "readers", "combine", "report")
+
+
+class LikeItsModel(nn.Module):
+    """A module around `self.model` that tools cannot tell from it.
+
+    Names of parameters, buffers and submodules are the model's, as in its `state_dict`. Public attributes that this
+    module has not are the model's. `forward` is set with `_give_forward`, and belongs to a class of this object alone,
+    as in torch.fx's own modules: tools look it up there.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("_"):
+                raise
+            return getattr(model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        model = self.__dict__.get("_modules", {}).get("model")
+        if name not in _RESERVED and model is not None and name in model._modules:
+            setattr(model, name, value)
+            return
+        super().__setattr__(name, value)
+        if name == "model":  # its own parameters and buffers are this module's as well
+            self.__dict__.update(_parameters=value._parameters, _buffers=value._buffers)
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """All modules, those of the model by the names they have there. The model itself shares this module's name."""
+        cut = f"{prefix}." if prefix else ""
+        for name, module in super().named_modules(memo, prefix, remove_duplicate):
+            if name == f"{cut}model":
+                yield prefix, module
+            elif name.startswith(f"{cut}{_OWN}"):
+                yield cut + name.removeprefix(f"{cut}{_OWN}"), module
+            else:
+                yield name, module
+
+    def _give_forward(self, forward: Callable[..., Any]) -> None:
+        """Make `forward(self, ...)` this object's, with the signature of the model's."""
+        functools.update_wrapper(forward, type(self.model).forward)
+        plain = plain_class(self)
+        names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+        self.__class__ = type(plain.__name__, (plain,), {"forward": forward, "_made_for_one": True, **names})
+
+    def _save_to_state_dict(self, *_: Any) -> None:
+        """Nothing: the model saves what is its own."""
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for key in [key for key in state if key.startswith(prefix)]:
+            state[f"{prefix}{_OWN}{key.removeprefix(prefix)}"] = state.pop(key)
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        return _empty, (plain_class(self),), self.__getstate__()  # type: ignore[no-untyped-call]
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise TypeError(
+            "torch.jit.script cannot compile a corrected model, whose forward pass is generated code; use "
+            "torch.jit.trace(robust, images), torch.export.export(robust, (images,)) or torch.compile(robust)"
+        )
+
+
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """Class of a module, without the one that was made for a single object."""
+    cls = type(module)
+    return cls.__base__ if "_made_for_one" in cls.__dict__ else cls  # type: ignore[return-value]
+
+
+def strip_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """Hook of `state_dict`: the model's names without that of the model."""
+    for key in [key for key in state if key.startswith(f"{prefix}{_OWN}")]:
+        state[prefix + key.removeprefix(f"{prefix}{_OWN}")] = state.pop(key)
+
+
+def _empty(cls: type[nn.Module]) -> nn.Module:
+    return cls.__new__(cls)
+
+
+Forward = TypeVar("Forward", bound=Callable[..., Any])
+
+
+def leaf(forward: Forward) -> Forward:
+    """Decorate a placed module's forward: symbolic tracing records a call of the module and does not look inside."""
+
+    @functools.wraps(forward)
+    def call(self: nn.Module, a: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(a, fx.Proxy):
+            tracer: Any = a.tracer
+            given = {
+                name: tracer.create_proxy("get_attr", tracer.path_of_module(value), (), {})
+                if isinstance(value, nn.Module)
+                else value
+                for name, value in kwargs.items()
+            }
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), (a, *args), given)
+        return forward(self, a, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def function_of(graph: fx.Graph) -> Callable[..., Any]:
+    """The graph as a function of the module and its inputs.
+
+    torch.fx's own modules keep the text of every graph that was ever made, so a service that makes many would grow.
+    """
+    code = graph.python_code(root_module="self")
+    names: dict[str, Any] = dict(code.globals)
+    exec(compile(code.src, "<trueup: a model with its corrections>", "exec"), names)
+    function: Callable[..., Any] = names["forward"]
+    return function

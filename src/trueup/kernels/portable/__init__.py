@@ -1,0 +1,24 @@
+"""The backend in operators that every runtime has, for graphs that are compiled or exported.
+
+What comes out of `torch.export`, `torch.onnx.export` or AOTInductor then needs no trueup where it runs. Everything is
+float32 (float64 if the model is), nothing is searched, and constants are worked out beforehand: few small operators,
+which a compiler fuses. The results are those of `trueup.functional` up to rounding.
+"""
+
+from trueup.kernels.portable.gate import GateConstants, gate_constants, gate_values
+from trueup.kernels.portable.maps import MapConstants, map_constants, moments, realign
+from trueup.kernels.portable.transport import Target, is_jit_tracing, target_of, transport
+
+__all__ = [
+    "GateConstants",
+    "MapConstants",
+    "Target",
+    "gate_constants",
+    "gate_values",
+    "is_jit_tracing",
+    "map_constants",
+    "moments",
+    "realign",
+    "target_of",
+    "transport",
+]

@@ -1,0 +1,91 @@
+"""The paper's rule in operators that every runtime has: a sort, and runs of equal values by counting."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trueup.functional.paper import Location
+from trueup.functional.paper import levels as _dense_ends
+
+Levels = Literal["even", "dense ends"]
+
+
+class Target(NamedTuple):
+    """A target as `transport` reads it."""
+
+    values: Tensor  # (m,) float32
+    spacing: Levels
+    m: int
+
+
+def target_of(curve: Tensor, levels: Tensor | None) -> Target | None:
+    """The target of a curve at these `levels`; None if they are spaced in none of the ways of `calibrate`."""
+    if levels is not None and not torch.allclose(
+        levels.double(), _dense_ends(len(levels)).to(levels.device), rtol=0, atol=1e-9
+    ):
+        return None
+    return Target(curve[1].float(), "even" if levels is None else "dense ends", curve.shape[1])
+
+
+def transport(a: Tensor, target: Target, step: float, *, location: Location, sparse: bool) -> Tensor:
+    """As `functional.correct`."""
+    if step == 0:
+        return a.clone()
+    wide = a if a.dtype == torch.float64 else a.float()
+    row = wide.flatten(1) if a.dim() > 1 else wide[:, None]
+    goal = _order_statistics(target._replace(values=target.values.to(row.dtype)), row.shape[1])
+    mean = row.mean(dim=1, keepdim=True)
+    moved = _transport(row, goal)
+    if location == "keep":
+        moved = moved + (mean - goal.mean())
+    out = row + step * (moved - row)
+    if a.dtype == torch.float16:
+        limit = torch.finfo(a.dtype).max
+        out = out.clamp(-limit, limit)
+    stays = ~(mean.abs() < torch.finfo(row.dtype).max)
+    if sparse:
+        stays = stays | (row == 0)
+    return torch.where(stays, row, out).view(a.shape).to(a.dtype)
+
+
+def _transport(rows: Tensor, target: Tensor) -> Tensor:
+    """As `functional.transport`: each run of equal values gets the mean of the target over its ranks."""
+    ordered, order = rows.detach().sort(dim=1)
+    begins = torch.cat([torch.ones_like(ordered[:, :1]), (ordered[:, 1:] != ordered[:, :-1]).to(rows.dtype)], dim=1)
+    run = begins.cumsum(dim=1).long() - 1  # exact: fewer values than float32 has whole numbers
+    total = torch.zeros_like(ordered).scatter_add(1, run, target.expand_as(ordered))
+    count = torch.zeros_like(ordered).scatter_add(1, run, torch.ones_like(ordered))
+    shared = (total / count.clamp(min=1)).gather(1, run)
+    return torch.zeros_like(ordered).scatter(1, order, shared)
+
+
+def is_jit_tracing() -> bool:
+    """Whether torch.jit.trace is recording."""
+    return torch._C._get_tracing_state() is not None
+
+
+def _order_statistics(target: Target, n: int) -> Tensor:
+    """As `functional.order_statistics`. Where levels are dense at the ends, their formula tells the place of a rank.
+
+    Each half is counted from its own end, where float32 has the most digits.
+    """
+    values, spacing, m = target
+    rank = torch.arange(n, dtype=torch.float32, device=values.device)
+    single = not is_jit_tracing() and n == 1  # under jit.trace, n is not a number
+    near = rank + 0.5 if single else torch.minimum(rank, n - 1 - rank) / (n - 1)
+    angle = math.pi / 2 / (m - 1)
+    place = near * (m - 1) if spacing == "even" else near.sqrt().asin() / angle
+    left = place.floor().clamp(max=m - 2)
+    if spacing == "even":
+        weight = place - left
+    else:
+        low, high = (left * angle).sin().square(), ((left + 1) * angle).sin().square()
+        weight = ((near - low) / (high - low)).clamp(0, 1)
+    upper = rank + rank > n - 1
+    first = torch.where(upper, m - 1 - left, left).long()
+    below, above = values[first], values[torch.where(upper, first - 1, first + 1)]
+    return below + weight.to(values.dtype) * (above - below)

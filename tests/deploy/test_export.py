@@ -1,0 +1,149 @@
+"""A corrected model leaves this process: in ordinary operators, which need no trueup where they run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import trueup
+from architectures import images, make
+from trueup_lab.models import load, names
+
+WEIGHED = trueup.Evidence(budget=1, strength=0.1, base=0)  # the kind that calibration chooses, less the weights
+GATED = trueup.Evidence(budget=0.01, strength=0.05, least=0.2)
+CAREFUL = replace(GATED, least=0)
+PAPER = trueup.Correction(lambda1=1, lambda2=0.2, location="match", method="sort")
+RULES = {"weighed": WEIGHED, "gated": GATED, "careful": CAREFUL, "paper": PAPER}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the exporter's own
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*dynamic_axes:UserWarning"),
+]
+
+
+def corrected(model, rule):
+    return trueup.correct(model, trueup.calibrate(model, images(48).split(16), decide=False), rule)
+
+
+def unusual(count=5, size=32):
+    """Images as in calibration, then images unlike them, in one batch: the gate differs between them."""
+    return torch.cat([images(count, size, seed=5), images(count, size, seed=6) * 0.3 - 1])
+
+
+def written(module, path, example, **shapes):
+    torch.onnx.export(module, (example,), path, dynamo=True, external_data=False, verbose=False, **shapes)
+    return onnxruntime.InferenceSession(path)
+
+
+def answers(session, x):
+    (name,) = (value.name for value in session.get_inputs())
+    return torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+
+
+def assert_same(found, wanted, atol=1e-4):
+    torch.testing.assert_close(found, wanted, atol=atol, rtol=1e-4)
+    assert found.argmax(1).equal(wanted.argmax(1))
+
+
+def ours(program):
+    return [str(node.target) for node in program.graph.nodes if "trueup" in str(node.target)]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_onnx_gives_the_same_answers_at_any_batch_and_size(rule, tmp_path):
+    robust = corrected(make("compact"), rule)
+    free = {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    session = written(robust, tmp_path / "free.onnx", unusual(2), dynamic_shapes=(free,))
+    with torch.inference_mode():
+        assert (robust(unusual()) - robust.model(unusual())).abs().max() > 0.01  # something is corrected
+        for x in (unusual(1), unusual(3, 24), unusual(4, 40)):
+            assert_same(answers(session, x), robust(x))
+
+
+# Channels that come last, tokens, maps without bands, residual sums: what the compact network has not.
+@pytest.mark.parametrize(("name", "rule"), [("convnext", GATED), ("vit", WEIGHED)])
+def test_onnx_gives_the_same_answers_on_other_architectures(name, rule, tmp_path):
+    robust = corrected(make(name), rule)
+    session = written(robust, tmp_path / "fixed.onnx", unusual())
+    with torch.inference_mode():
+        assert_same(answers(session, unusual()), robust(unusual()))
+
+
+def test_a_process_without_trueup_runs_what_was_exported(tmp_path):
+    robust, x = corrected(make("compact"), GATED), unusual()
+    written(robust, tmp_path / "robust.onnx", x)
+    torch.export.save(torch.export.export(robust, (x,)), tmp_path / "robust.pt2")
+    np.save(tmp_path / "x.npy", x.numpy())
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['trueup', 'numba', 'triton']); import numpy, torch, onnxruntime;"
+        "x = numpy.load('x.npy');"
+        "numpy.save('torch.npy', torch.export.load('robust.pt2').module()(torch.from_numpy(x)).detach().numpy());"
+        "session = onnxruntime.InferenceSession('robust.onnx');"
+        "numpy.save('onnx.npy', session.run(None, {session.get_inputs()[0].name: x})[0])"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    with torch.inference_mode():
+        for name in ("torch", "onnx"):
+            assert_same(torch.from_numpy(np.load(tmp_path / f"{name}.npy")), robust(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_an_exported_program_holds_no_operator_of_ours(rule, strict):
+    robust = corrected(make("compact"), rule)
+    program = torch.export.export(robust, (unusual(),), strict=strict)
+    assert ours(program) == []
+    assert "searchsorted" not in str(program.graph)
+    if isinstance(rule, trueup.Evidence):
+        assert not any("float64" in str(node.meta.get("val")) for node in program.graph.nodes if node.users)
+
+
+def test_what_is_compiled_on_a_cpu_holds_no_operator_of_ours():
+    robust, seen = corrected(make("compact"), GATED), []
+
+    def keep(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        found = torch.compile(robust, fullgraph=True, backend=keep)(unusual())
+        assert_same(found, robust(unusual()))
+    assert seen
+    assert [name for name in seen if "trueup" in name] == []
+
+
+def test_a_traced_module_runs_without_trueup(tmp_path):
+    robust, x = corrected(make("resnet"), GATED), unusual()
+    with torch.inference_mode():
+        torch.jit.trace(robust, x).save(tmp_path / "robust.pt")
+        np.save(tmp_path / "x.npy", x.numpy())
+        code = (
+            "import sys; sys.modules |= dict.fromkeys(['trueup', 'numba']); import numpy, torch;"
+            "found = torch.jit.load('robust.pt')(torch.from_numpy(numpy.load('x.npy')));"
+            "numpy.save('found.npy', found.detach().numpy())"
+        )
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
+        assert_same(torch.from_numpy(np.load(tmp_path / "found.npy")), robust(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("name", names())
+def test_every_trained_network_goes_to_onnx(name, rule, tmp_path):
+    model = load(name)
+    channels = next(p for p in model.parameters() if p.dim() == 4).shape[1]
+    size = 28 if "mnist" in name else 8 if "digits" in name else 32
+    clean = images(48, size)[:, :channels]
+    robust = trueup.correct(model, trueup.calibrate(model, clean.split(16), decide=False), rule)
+    x = unusual(5, size)[:, :channels]
+    session = written(robust, tmp_path / "robust.onnx", x, dynamic_shapes=({0: torch.export.Dim("batch")},))
+    with torch.inference_mode():
+        assert_same(answers(session, x[:3]), robust(x[:3]), 1e-4 if isinstance(rule, trueup.Evidence) else 1e-2)

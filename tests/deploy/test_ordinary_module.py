@@ -1,0 +1,136 @@
+"""A corrected model among torch's tools: it has the model's names, attributes and signature."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import pickle
+import tracemalloc
+
+import pytest
+import torch
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+
+import trueup
+from architectures import images, make
+
+RULES = {"evidence": trueup.Evidence(), "paper": trueup.Correction(lambda1=1, lambda2=0.2)}
+every = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+on_both = pytest.mark.parametrize("name", ["resnet", "vit"])  # the second has parameters of its own beside its modules
+
+
+def corrected(name, rule):
+    model = make(name)
+    return model, trueup.correct(model, trueup.calibrate(model, images(24).split(8), decide=False), rule)
+
+
+@every
+@on_both
+def test_names_of_parameters_and_buffers_are_those_of_the_state_dict(name, rule):
+    model, robust = corrected(name, rule)
+    held = [*dict(robust.named_parameters()), *dict(robust.named_buffers())]
+    assert set(held) >= set(robust.state_dict())
+    assert list(dict(robust.named_parameters())) == list(dict(model.named_parameters()))
+    assert [name for name, _ in robust.named_modules() if name in dict(model.named_modules())]
+    whole = nn.ModuleDict({"net": robust})
+    assert set(dict(whole.named_parameters())) == {f"net.{name}" for name in dict(model.named_parameters())}
+    assert {*dict(whole.named_parameters())} <= {*whole.state_dict()}
+    for parameter in dict(robust.named_parameters()):
+        path, _, last = parameter.rpartition(".")
+        assert robust.get_submodule(path)._parameters[last] is model.get_submodule(path)._parameters[last]
+
+
+@every
+@on_both
+def test_functional_call_takes_other_weights(name, rule):
+    _, robust = corrected(name, rule)
+    x, halved = images(3), {key: value / 2 for key, value in robust.named_parameters()}
+    before = robust(x)
+    found = torch.func.functional_call(robust, halved, (x,))
+    assert robust(x).equal(before)
+    robust.load_state_dict({**robust.state_dict(), **halved})  # shared with the model, so at the end
+    assert robust(x).equal(found)
+    assert not found.equal(before)
+
+
+@every
+@on_both
+def test_symbolic_tracing_shows_the_corrections_as_modules(name, rule):
+    _, robust = corrected(name, rule)
+    traced = torch.fx.symbolic_trace(robust)
+    calls = [str(node.target) for node in traced.graph.nodes if node.op == "call_module"]
+    assert [call for call in calls if call.startswith("placed.")] == [f"placed.{k}" for k in range(len(robust.placed))]
+    assert traced(images(4)).equal(robust(images(4)))
+
+
+def test_the_forward_belongs_to_a_class_and_has_the_models_signature():
+    model, robust = corrected("resnet", RULES["evidence"])
+    other = corrected("resnet", trueup.Evidence(strength=0.2))[1]
+    assert inspect.signature(type(robust).forward) == inspect.signature(type(model).forward)
+    assert type(robust).forward(robust, images(2)).equal(robust(images(2)))
+    assert not other(images(2) * 0.3).equal(robust(images(2) * 0.3))  # each object has its own
+    for module in (robust, copy.deepcopy(robust), pickle.loads(pickle.dumps(robust))):
+        assert isinstance(module, trueup.Corrected)
+        assert type(module).__name__ == "Corrected"
+
+
+def test_attributes_of_the_model_are_read_through():
+    model = make("resnet")
+    model.num_classes, model.labels = 10, ["cat", "dog"]
+    robust = trueup.correct(model, trueup.calibrate(model, [images(24)], decide=False), RULES["evidence"])
+    assert robust.num_classes == 10
+    assert robust.fc is robust.model.fc
+    assert pickle.loads(pickle.dumps(robust)).labels == ["cat", "dog"]
+    with pytest.raises(AttributeError, match="no attribute 'num_clases'"):
+        robust.num_clases  # noqa: B018
+
+
+def test_a_replaced_submodule_is_used():
+    model, robust = corrected("resnet", RULES["evidence"])
+    robust.fc = nn.Linear(robust.fc.in_features, 3)
+    assert robust(images(2)).shape == (2, 3)
+    assert model(images(2)).shape == (2, 10)
+
+
+def test_scripting_is_refused_in_a_sentence():
+    _, robust = corrected("resnet", RULES["evidence"])
+    with pytest.raises(TypeError, match="torch.jit.script cannot compile a corrected model.*torch.export"):
+        torch.jit.script(robust)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_of_the_model_loads_into_the_corrected_one(tmp_path):
+    model, robust = corrected("vit", RULES["evidence"])
+    with torch.no_grad():
+        saved = {key: value / 2 for key, value in model.state_dict().items()}
+    checkpoint.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    state = robust.state_dict()
+    checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
+    robust.load_state_dict(state)
+    assert all(value.equal(saved[key]) for key, value in robust.named_parameters())
+
+
+def test_nothing_is_kept_of_models_that_are_gone():
+    model = make("compact")
+    targets = trueup.calibrate(model, [images(24)], decide=False)
+
+    def round_trip():
+        trueup.correct(model, targets, RULES["evidence"])(images(1))
+        trueup.measure(model, targets, images(1))
+
+    def memory():
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    for _ in range(3):
+        round_trip()
+    tracemalloc.start()
+    try:
+        before = memory()
+        for _ in range(10):
+            round_trip()
+        assert memory() - before < 60_000  # the texts of two graphs per round would be 200 kB
+    finally:
+        tracemalloc.stop()
