@@ -32,7 +32,8 @@ def targets_of(
     also chooses a setting for the model.
     """
     decided = "-decided" if decide else ""
-    path = folder / f"{subject.key}-{benchmark.calibration_count(count)}{decided}.trueup.safetensors"
+    aside = f"-every{benchmark.set_aside}" if benchmark.set_aside else ""
+    path = folder / f"{subject.key}-{benchmark.calibration_count(count)}{aside}{decided}.trueup.safetensors"
     if path.exists():
         targets = Targets.load(path)
         if targets.gate or not sites(model, select=lambda site: site.kind == "norm"):
