@@ -13,11 +13,14 @@ from rich.table import Table
 
 from trueup import Correction
 from trueup_lab import demo
+from trueup_lab.cli.demo_scenes import show_scenes
 from trueup_lab.data import digits
 from trueup_lab.figures import draw_demo
 from trueup_lab.tables import write_table
 
 PAPER = demo.PAPERS_MNIST
+DIGITS, SCENES = 120, 24
+"""Images per test set."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,24 @@ def show_demo(
     lambda2: Annotated[float, typer.Option(help="λ2, weight of the image's own activations.")] = PAPER.lambda2,
     iterations: Annotated[int, typer.Option(help="Number of iterations.")] = PAPER.iterations,
     location: Annotated[str, typer.Option(help="keep the layer's mean, or match that of training.")] = PAPER.location,
-    images: Annotated[int, typer.Option(help="Digits per test set.", min=1, max=digits.TEST)] = 120,
+    images: Annotated[
+        int | None, typer.Option(help="Images per test set. [120 digits, 24 scenes]", min=1, max=digits.TEST)
+    ] = None,
+    task: Annotated[str, typer.Option(help="classification (digits) or segmentation (street scenes).")] = "classification",
     out: Annotated[Path, typer.Option(help="Folder for the figure and the CSV file.")] = Path("demo"),
 ) -> None:
     """Show both rules on digits under nine corruptions. Takes less than a minute on two cores.
 
     Compares the network as trained, with the paper's correction (set by the λs, iterations and location), and with
-    evidence, the default.
+    evidence, the default. With --task segmentation, shows the default on street scenes in fog, dusk, rain and noise;
+    the other options are for digits.
     """
+    if task not in ("classification", "segmentation"):
+        raise typer.BadParameter(f"--task {task}: expected classification or segmentation")
+    if task == "segmentation":
+        show_scenes(images or SCENES, out)
+        return
+    images = images or DIGITS
     console = Console()
     try:
         correction = Correction(lambda1, lambda2, iterations, location)  # type: ignore[arg-type]
