@@ -44,7 +44,9 @@ def show_demo(
     images: Annotated[
         int | None, typer.Option(help="Images per test set. [120 digits, 24 scenes]", min=1, max=digits.TEST)
     ] = None,
-    task: Annotated[str, typer.Option(help="classification (digits) or segmentation (street scenes).")] = "classification",
+    task: Annotated[
+        str, typer.Option(help="classification (digits) or segmentation (street scenes).")
+    ] = "classification",
     out: Annotated[Path, typer.Option(help="Folder for the figure and the CSV file.")] = Path("demo"),
 ) -> None:
     """Show both rules on digits under nine corruptions. Takes less than a minute on two cores.

@@ -64,6 +64,4 @@ def scenes_table(result: ScenesResult) -> Table:
 def _add(table: Table, name: str, severity: str, before: float, after: float, *, last: bool = False) -> None:
     gain = after - before
     colour = "green" if gain > 0.05 else "red" if gain < -0.05 else "default"
-    table.add_row(
-        name, severity, f"{before:.1f}", f"{after:.1f}", f"[{colour}]{gain:+.1f}[/]", end_section=last
-    )
+    table.add_row(name, severity, f"{before:.1f}", f"{after:.1f}", f"[{colour}]{gain:+.1f}[/]", end_section=last)

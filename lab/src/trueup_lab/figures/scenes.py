@@ -33,7 +33,9 @@ def draw_scenes_demo(examples: Sequence[Example], path: str | os.PathLike[str]) 
             axis.imshow(picture, interpolation="lanczos" if picture is example.picture else "nearest")
             axis.set_title(title, fontsize=10, loc="left", pad=3)
             axis.set_axis_off()
-    patches = [plt.Rectangle((0, 0), 1, 1, facecolor=np.array(c) / 255, edgecolor="#888888", linewidth=0.4) for c in COLOURS]
+    patches = [
+        plt.Rectangle((0, 0), 1, 1, facecolor=np.array(c) / 255, edgecolor="#888888", linewidth=0.4) for c in COLOURS
+    ]
     figure.subplots_adjust(left=0.005, right=0.995, top=1 - 0.25 / tall, bottom=0.32 / tall, wspace=0.02, hspace=0.14)
     figure.legend(
         patches, CLASSES, loc="lower center", ncols=len(CLASSES), frameon=False, fontsize=9,
