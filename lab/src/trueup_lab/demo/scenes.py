@@ -24,7 +24,7 @@ from trueup_lab.evaluation.predict import Segmented
 
 MODEL = "unet-bn-scenes"
 SEVERITIES = (1, 3, 5)
-CALIBRATION, TEST = 64, 24
+CALIBRATION, TEST = 60, 24
 """Number of clean scenes for calibration, and of scenes per test set."""
 
 FIRST_CALIBRATION, FIRST_TEST = 2_000_000, 1_000_000
@@ -85,7 +85,7 @@ def run_scenes(
     model: nn.Module,
     *,
     scenes: int = TEST,
-    calibration: int = CALIBRATION,
+    calibration: int | None = None,
     shown: int = 0,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ScenesResult:
@@ -94,7 +94,7 @@ def run_scenes(
     `shown` is the number of the test scene in the examples, which are of severity 3.
     """
     began = time.perf_counter()
-    clean = (draw_street(FIRST_CALIBRATION + k).image for k in range(calibration))
+    clean = (draw_street(FIRST_CALIBRATION + k).image for k in range(calibration or CALIBRATION))
     targets = trueup.calibrate(model, _batches(list(clean)), progress=False)
     calibration_seconds = time.perf_counter() - began
     robust = trueup.correct(model, targets)
