@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import matplotlib.image
 import numpy as np
 import pytest
 
+import trueup
 from trueup_lab.data.scenes import WEATHERS
 from trueup_lab.demo import scenes as demo
 from trueup_lab.tables import read_table
 
 
-def test_the_whole_demonstration(call, tmp_path, monkeypatch):
-    """With few perturbed copies, to save time; the choice is calibration's own."""
-    monkeypatch.setattr("trueup.decide.search.PER_IMAGE", 1)
-    monkeypatch.setattr(demo, "CALIBRATION", 50)
+@pytest.mark.parametrize("decide", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_whole_demonstration(call, tmp_path, monkeypatch, decide):
+    """The decision takes most of the time: without it, the setting that it takes is given."""
+    chosen = trueup.Evidence(budget=1.0, strength=0.1, base=0.0)
+    if not decide:
+        calibrate = partial(trueup.calibrate, decide=False)
+        monkeypatch.setattr(demo.trueup, "calibrate", lambda *a, **k: calibrate(*a, **k))
+        correct = trueup.correct
+        monkeypatch.setattr(demo.trueup, "correct", lambda model, targets: correct(model, targets, chosen))
+        monkeypatch.setattr(demo, "CALIBRATION", 24)
     monkeypatch.setattr(demo, "SEVERITIES", (3,))
     run = call("demo", "--task", "segmentation", "--images", "6", "--out", tmp_path / "pictures")
     assert run.exit_code == 0, run.output
     assert "with trueup" in run.output
-    assert "Evidence(" in run.output
+    assert "Targets(" in run.output
+    assert ("chosen among" in run.output) == decide
     rows = read_table(tmp_path / "pictures" / "segmentation.csv", demo.ScenesRow)
     assert [row.weather for row in rows] == ["clean", *WEATHERS]
     clean, *others = rows

@@ -46,4 +46,5 @@ def draw_scenes_demo(examples: Sequence[Example], path: str | os.PathLike[str]) 
 
 
 def _coloured(mask: np.ndarray) -> np.ndarray:
-    return np.array(COLOURS, np.uint8)[mask]
+    picture: np.ndarray = np.array(COLOURS, np.uint8)[mask]
+    return picture
