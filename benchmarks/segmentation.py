@@ -27,7 +27,7 @@ from torch import Tensor
 import trueup
 from trueup_lab.data.root import data_root
 from trueup_lab.devices import device_name
-from trueup_lab.evaluation import EvaluationProgress, Plan, SegmentationRow, evaluate, read_subjects
+from trueup_lab.evaluation import EvaluationProgress, Plan, SegmentationRow, evaluate, parse_method, read_subjects
 from trueup_lab.evaluation.methods import Default, Network
 from trueup_lab.experiments.segmentation import BATCH, FIFTEEN, FOUR, METHODS, SummaryRow, summarise
 from trueup_lab.performance.rows import TimingRow, measured_on, write_timings
@@ -44,7 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help=f"model file or name of a bundled model (default: {WEIGHTS} in the data root)")
     parser.add_argument("--data", type=Path, help="the data root")
-    parser.add_argument("--method", action="append", help="only methods of this name; repeatable")
+    parser.add_argument(
+        "--method", action="append", help="methods as spelled in tables (default: all of the page); repeatable"
+    )
     parser.add_argument("--again", action="append", default=[], help="forget rows of this method first; repeatable")
     parser.add_argument("--set-aside", type=int, default=3, help="0: calibrate on training images")
     parser.add_argument("--images", type=int, help="images of each corrupted set (default: all)")
@@ -78,7 +80,7 @@ def measure(asked: argparse.Namespace) -> None:
     subjects = read_subjects(asked.model or data_root(asked.data) / WEIGHTS)
     rows = asked.work / f"{subjects[0].set}-c.csv"
     forget(asked, rows)
-    methods = tuple(method for method in METHODS if not asked.method or method.name in asked.method)
+    methods = tuple(parse_method(text) for text in asked.method) if asked.method else METHODS
     plan = Plan(methods, only=("identity",), batch=BATCH, images=asked.clean, set_aside=asked.set_aside)
     corrupted = replace(
         plan,

@@ -278,6 +278,26 @@ def test_images_set_aside_are_calibrated_on_and_not_tested(subject, run):
     assert len(rows) == 3  # the same set with all images is another row
 
 
+def test_the_command_shows_mean_iou(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("trueup_lab.data.scenes.TEST", 4)
+    arguments = [
+        "--corruption",
+        "identity",
+        "--method",
+        "uncorrected",
+        "--set-aside",
+        "2",
+        "--out",
+        tmp_path / "rows.csv",
+    ]
+    shown = call("evaluate", "unet-bn-scenes", *arguments, "--targets", tmp_path)
+    assert shown.exit_code == 0, shown.output
+    assert "mean IoU in %" in shown.output
+    (row,) = read_table(tmp_path / "rows.csv", SegmentationRow)
+    assert (row.images, row.set_aside) == (2, 2)
+    assert row.mean_iou > 75
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"set_aside": 1}, "set_aside=1: expected 0, or"), ({"origin": "published"}, "no corrupted scenes was published")],

@@ -16,7 +16,7 @@ from trueup_lab.evaluation.methods import (
 from trueup_lab.evaluation.metrics import accuracy, calibration_error, mean_corruption_error, mean_iou
 from trueup_lab.evaluation.per_image import read_counts
 from trueup_lab.evaluation.rows import EvaluationRow, SegmentationRow, read_rows
-from trueup_lab.evaluation.runner import EvaluationProgress, Plan, evaluate
+from trueup_lab.evaluation.runner import EvaluationProgress, Plan, evaluate, row_kind
 from trueup_lab.evaluation.sets import Benchmark, Case
 from trueup_lab.evaluation.streams import STREAMS, Stream
 from trueup_lab.evaluation.subjects import Subject, read_subjects
@@ -50,4 +50,5 @@ __all__ = [
     "read_counts",
     "read_rows",
     "read_subjects",
+    "row_kind",
 ]

@@ -30,6 +30,7 @@ from trueup_lab.tables import number, read_table
 FIFTEEN, FOUR = tuple(ERRORS), tuple(EXTRA_ERRORS)
 """The corruptions that results are reported on, and those on which constants may be chosen."""
 
+LEVELS = (1, 2, 3, 4, 5)
 PRIORS = (4, 8, 16, 32, 64)
 METHODS: tuple[Method, ...] = (
     Uncorrected(),
@@ -51,10 +52,10 @@ BATCH = 8
 class SummaryRow:
     """One method on a group of test sets: mean IoU, and the gain over the uncorrected model with its standard error.
 
-    `group` is clean, fifteen, four, a severity of the fifteen (`severity 3`) or one corruption, over its severities;
-    `kind` is a class, or all. The error is the jackknife's over images, each of which is left out of all sets at once,
-    for both methods: the difference is paired, and images, not pixels, are what was drawn. `worst` is the smallest gain
-    on a test set of the group.
+    `group` is clean, fifteen, four, a severity of the fifteen (`severity 3`) or one corruption, over its severities
+    (those that were measured: `sets` tells how many); `kind` is a class, or all. The error is the jackknife's over
+    images, each of which is left out of all sets at once, for both methods: the difference is paired, and images, not
+    pixels, are what was drawn. `worst` is the smallest gain on a test set of the group.
     """
 
     model: str
@@ -85,13 +86,12 @@ def summarise(path: Path, set_name: str) -> list[SummaryRow]:
     return found
 
 
-def groups() -> dict[str, list[tuple[str, int]]]:
-    """Test sets by group: corruption and severity.
+def groups(levels: tuple[int, ...] = LEVELS) -> dict[str, list[tuple[str, int]]]:
+    """Test sets by group: corruption and severity, where these severities were measured.
 
     >>> {name: len(groups()[name]) for name in ("clean", "fifteen", "four", "severity 1", "fog")}
     {'clean': 1, 'fifteen': 75, 'four': 20, 'severity 1': 15, 'fog': 5}
     """
-    levels = range(1, 6)
     return {
         "clean": [("identity", 0)],
         "fifteen": [(name, level) for name in FIFTEEN for level in levels],
@@ -105,7 +105,8 @@ def _of_method(path: Path, rows: Sequence[SegmentationRow], method: str, classes
     own = {(row.corruption, row.severity): row for row in rows if row.method == method}
     before = {(row.corruption, row.severity): row for row in rows if row.method == Uncorrected().name}
     found = []
-    for group, sets in groups().items():
+    levels = {severity for _, severity in own if severity}
+    for group, sets in groups(tuple(sorted(levels)) or LEVELS).items():
         if not all(case in own and case in before for case in sets):
             continue
         mine, plain = ([chosen[case] for case in sets] for chosen in (own, before))

@@ -25,7 +25,7 @@ LABELS = {
     "tent": "TENT, rate 0.001, the same batches",
 }
 SET_ASIDE = 3
-"""The rows that the page is about: every third test image set aside for calibration."""
+"""The rows that the page is about: every third test image set aside for calibration. Until there are any, all rows."""
 
 
 def document(root: Path) -> None:
@@ -73,31 +73,34 @@ def methods_table(rows: Sequence[SummaryRow]) -> str:
     mine = _main(rows)
     groups = ["clean", "fifteen", *(f"severity {level}" for level in range(1, 6))]
     lines = [
-        "| | clean | mean of the fifteen | severity 1 | 2 | 3 | 4 | 5 | worst of the 75 sets | changes |",
+        "| | clean | mean of the fifteen | severity 1 | 2 | 3 | 4 | 5 | worst set | needs |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for method in _shown(mine):
         by = {row.group: row for row in mine if row.method == method}
-        if not set(groups) <= by.keys():
+        if "clean" not in by:
             continue
         plain = method == "uncorrected"
-        cells = [f"{by['clean'].mean_iou:.1f}" if plain else _gain(by["clean"])]
-        cells.append(f"{by['fifteen'].mean_iou:.1f}" if plain else _gain(by["fifteen"]))
-        cells += [f"{by[group].mean_iou:.1f}" for group in groups[2:]]
-        cells += ["" if plain else f"{by['fifteen'].worst:+.1f}", by["clean"].needs]
+        cells = [
+            "-" if group not in by else f"{by[group].mean_iou:.1f}" if plain else _gain(by[group]) for group in groups
+        ]
+        worst = [row.worst for group, row in by.items() if group.startswith("severity")]
+        cells += ["" if plain or not worst else f"{min(worst):+.1f}", by["clean"].needs]
         lines.append(f"| {_label(method)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def corruptions_table(rows: Sequence[SummaryRow]) -> str:
-    """Each corruption over its five severities: as trained, the default, the best mixing."""
+    """Each corruption over its severities: as trained, and what every single-image method gains."""
     mine = _main(rows)
-    mixing = best_mixing(mine) or ""
-    lines = [f"| | as trained | trueup, the default | {_label(mixing)} |", "|---|---|---|---|"]
+    shown = [
+        name for name in _shown(mine) if any(r.needs in ("targets", "batch norm") for r in mine if r.method == name)
+    ]
+    lines = [f"| | as trained | {' | '.join(map(_label, shown))} |", "|---" * (len(shown) + 2) + "|"]
     for name in FIFTEEN:
         by = {row.method: row for row in mine if row.group == name}
-        if {"uncorrected", "default", mixing} <= by.keys():
-            cells = [f"{by['uncorrected'].mean_iou:.1f}", _gain(by["default"]), _gain(by[mixing])]
+        if by.keys() >= {"uncorrected", *shown}:
+            cells = [f"{by['uncorrected'].mean_iou:.1f}", *(_gain(by[method]) for method in shown)]
             lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -165,7 +168,7 @@ def draw_severities(rows: Sequence[SummaryRow], path: Path) -> Path:
 def draw_classes(rows: Sequence[SummaryRow], path: Path) -> Path:
     """Draw the IoU of each class over the fifteen corruptions, as trained and with the default."""
     plt = pyplot()
-    mine = [row for row in rows if (row.set_aside, row.group) == (SET_ASIDE, "fifteen") and row.kind != "all"]
+    mine = [row for row in _of_page(rows) if row.group == "fifteen" and row.kind != "all"]
     values = {
         method: {row.kind: row.mean_iou for row in mine if row.method == method}
         for method in ("uncorrected", "default")
@@ -187,7 +190,11 @@ def draw_classes(rows: Sequence[SummaryRow], path: Path) -> Path:
 
 
 def _main(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
-    return [row for row in rows if row.set_aside == SET_ASIDE and row.kind == "all"]
+    return [row for row in _of_page(rows) if row.kind == "all"]
+
+
+def _of_page(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    return [row for row in rows if row.set_aside == SET_ASIDE] or list(rows)
 
 
 def _shown(rows: Sequence[SummaryRow]) -> list[str]:
@@ -199,7 +206,8 @@ def _shown(rows: Sequence[SummaryRow]) -> list[str]:
 def _label(method: str) -> str:
     if method.startswith("bn-mix"):
         return f"BN mixing, N = {method.partition('=')[2] or 8}"
-    return LABELS.get(method) or LABELS.get(method.partition(":")[0], method)
+    known = LABELS.get(method) or ("" if method.startswith("evidence:") else LABELS.get(method.partition(":")[0], ""))
+    return known or f"`{method}`"
 
 
 def _gain(row: SummaryRow) -> str:
