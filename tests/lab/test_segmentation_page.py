@@ -21,9 +21,9 @@ def test_its_tables_are_those_of_the_files():
 
 def row(method: str, group: str, score: float, gain: float, **more) -> SummaryRow:
     values = {"set_aside": 3, "calibrated": 78, "kind": "all", "sets": 75, "images": 155, "accuracy": 90.0, "rule": ""}
-    return SummaryRow(
-        "espnet", method, "nothing", group=group, mean_iou=score, gain=gain, error=0.2, worst=-0.1, **values | more
-    )
+    needs = {"uncorrected": "nothing", "default": "targets"}.get(method, "batch norm")
+    results = {"group": group, "mean_iou": score, "gain": gain, "error": 0.2, "worst": -0.1}
+    return SummaryRow("espnet", method, needs, **results, **values | more)
 
 
 GROUPS = ("clean", "fifteen", *(f"severity {k}" for k in range(1, 6)))
@@ -45,8 +45,16 @@ def test_the_best_mixing_is_that_of_the_four_and_the_only_one_shown():
     assert "BN mixing, N = 16 | +6.0 ± 0.2" in table
     assert "N = 8" not in table
     assert "| as trained | 30.0 | 30.0 |" in table
-    assert "+14.0 ± 0.2 | +14.0 ± 0.2 | 44.0" in table
+    assert "| **trueup, the default** | +14.0 ± 0.2 | +14.0 ± 0.2 | +14.0 ± 0.2" in table
     assert "| fog | 30.0 | +14.0 ± 0.2 | +6.0 ± 0.2 |" in page.corruptions_table(rows())
+
+
+def test_what_was_not_measured_is_a_dash_and_never_a_number():
+    few = [row("uncorrected", group, 30.0, 0.0) for group in ("clean", "severity 3")]
+    few += [row("evidence:strength=0.1", group, 44.0, 14.0) for group in ("clean", "severity 3")]
+    line = page.methods_table(few).splitlines()[3]
+    assert line.startswith("| `evidence:strength=0.1` | +14.0 ± 0.2 | - | - | - | +14.0 ± 0.2 | - | - | -0.1 |")
+    assert len(page.corruptions_table(few).splitlines()) == 2
 
 
 def test_rows_of_training_images_are_in_their_own_table_only():
