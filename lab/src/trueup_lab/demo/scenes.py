@@ -24,7 +24,7 @@ from trueup_lab.evaluation.predict import Segmented
 
 MODEL = "unet-bn-scenes"
 SEVERITIES = (1, 3, 5)
-CALIBRATION, TEST = 60, 24
+CALIBRATION, TEST = 50, 24
 """Number of clean scenes for calibration, and of scenes per test set."""
 
 FIRST_CALIBRATION, FIRST_TEST = 2_000_000, 1_000_000
