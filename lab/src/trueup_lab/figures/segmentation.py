@@ -198,9 +198,10 @@ def _of_page(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
 
 
 def _shown(rows: Sequence[SummaryRow]) -> list[str]:
-    """Methods in the order of the file, of BN mixing only the best on the four."""
+    """Methods in the order of the file, of BN mixing only the best on the four where those were measured."""
     best = best_mixing(rows)
-    return [name for name in dict.fromkeys(row.method for row in rows) if not name.startswith("bn-mix") or name == best]
+    names = dict.fromkeys(row.method for row in rows)
+    return [name for name in names if best is None or not name.startswith("bn-mix") or name == best]
 
 
 def _label(method: str) -> str:
