@@ -1,13 +1,14 @@
 # make demo   see both rules at work (builds .venv first)
 # make test   all checks: ruff, mypy, pytest with doctests
 # make test-slow / test-gpu / test-oracle   what takes minutes / needs a CUDA device / compares with other packages
+# make test-faults   kills, interleaves, starves and damages the commands; prints tried, survived, clear, silent
 # make format
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint test-fast test-slow test-gpu test-oracle format clean
+.PHONY: demo test lint test-fast test-slow test-gpu test-oracle test-faults format clean
 
 demo: $(READY)
 	$(BIN)/trueup demo
@@ -33,6 +34,10 @@ test-gpu: $(READY)
 test-oracle: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable "lab[oracle]"
 	$(BIN)/pytest tests/lab/corruptions
+
+# Full disks are tried where a tmpfs may be mounted, as root.
+test-faults: $(READY)
+	$(BIN)/python benchmarks/faults.py --out results/faults.csv
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -64,10 +64,10 @@ def main() -> None:
     root = data_root(options.data)
     rows = [*cifar_rows(root), *mnist_rows(root)]
     write_table(options.csv, FidelityRow, rows)
-    text = options.docs.read_text()
+    text = options.docs.read_text(encoding="utf-8")
     before, rest = text.split(START)
     after = rest.split(END)[1]
-    options.docs.write_text(f"{before}{START}\n{table(rows)}\n{END}{after}")
+    options.docs.write_text(f"{before}{START}\n{table(rows)}\n{END}{after}", encoding="utf-8", newline="\n")
     print(table(rows))
 
 

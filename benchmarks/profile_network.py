@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[a.name for a in ARCHITECTURES])
     parser.add_argument("--out", type=Path, default=Path("profile.csv"))
     given = parser.parse_args()
-    with given.out.open("w", newline="") as file:
+    with given.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["architecture", "network", "kernel", "launches", "microseconds"])
         for architecture in ARCHITECTURES:

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         monitor.reset()  # a new window; the drift test goes on
     else:
         monitor = trueup.Monitor(robust, rows=asked.out / "rows.csv")
-    with monitor, (asked.out / "answers.csv").open("w", newline="") as file, torch.inference_mode():
+    with monitor, (asked.out / "answers.csv").open("w", encoding="utf-8", newline="") as file, torch.inference_mode():
         writer = csv.writer(file)
         writer.writerow(["answer", "p"])
         for images in read_images(asked.images, preprocess, batch=asked.batch):

@@ -394,3 +394,9 @@ def test_targets_that_do_not_belong_together_cannot_be_added():
         targets + trueup.calibrate(model, [x], resolution=33, decide=False)
     with pytest.raises(TypeError):
         targets + 1
+
+
+@pytest.mark.parametrize("picture", [torch.zeros(3, 32, 32), images(1)[0]], ids=["black", "any"])
+def test_images_that_are_all_the_same_are_warned_of_also_without_a_decision(picture):
+    with pytest.warns(UserWarning, match="all 12 images are the same, so every other image will look unusual"):
+        trueup.calibrate(make("vgg"), [picture.expand(6, -1, -1, -1).contiguous()] * 2, decide=False)

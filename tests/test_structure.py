@@ -32,7 +32,7 @@ LAYERS = [
     {"", "cli", "__main__"},
 ]
 LAB_LAYERS = [
-    {"devices", "durations", "processes", "tables"},
+    {"devices", "durations", "locks", "processes", "tables", "tensor_files"},
     {"data", "models"},
     {"training", "evaluation"},
     {"experiments", "performance", "figures", "demo"},
@@ -150,11 +150,19 @@ def test_importing_trueup_needs_torch_numpy_and_safetensors_only():
     optional = ["typer", "rich", "numba", "matplotlib", "sklearn", "PIL", "scipy", "trueup_lab", *EXPORTERS]
     found = run(
         f"import sys; sys.modules |= dict.fromkeys({optional}); import torch, numpy, safetensors.torch;"
-        "before = set(sys.modules); import trueup;"
+        "before = set(sys.modules); import trueup; [getattr(trueup, name) for name in trueup.__all__];"
         "new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names);"
         "print(sorted(name for name in new if not name.startswith('_')))"
     )
     assert found.stdout.strip() == "['trueup']", found.stderr
+
+
+def test_names_are_imported_when_they_are_used():
+    found = run(
+        "import sys, trueup; before = 'torch' in sys.modules; from trueup import Targets;"
+        "print(before, 'torch' in sys.modules, trueup.Targets is Targets, hasattr(trueup, 'nothing'))"
+    )
+    assert found.stdout.split() == ["False", "True", "True", "False"], found.stderr
 
 
 @pytest.mark.parametrize(
@@ -207,8 +215,8 @@ def test_the_library_is_small_and_holds_code_only():
 def test_the_public_names_are_exactly_these():
     public = {
         name
-        for name, value in vars(trueup).items()
-        if not name.startswith("_") and not (isinstance(value, ModuleType) and name != "functional")
+        for name in dir(trueup)
+        if not name.startswith("_") and not (isinstance(getattr(trueup, name), ModuleType) and name != "functional")
     }
     assert set(trueup.__all__) == public
     assert trueup.__all__ == sorted(trueup.__all__, key=lambda name: (name.islower(), name))
@@ -245,3 +253,38 @@ def test_every_public_name_begins_with_an_example(name):
         line for before, line in pairwise(lines[:8]) if line.startswith(">>> ") or (not before and line[:4] == "    ")
     ]
     assert code, "\n".join(lines[:8])
+
+
+def opens_text(node: ast.Call) -> bool:
+    """Whether a call opens a text file without saying its encoding."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name not in ("open", "read_text", "write_text") or any(word.arg == "encoding" for word in node.keywords):
+        return False
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    foreign = isinstance(owner, ast.Name) and owner.id in ("os", "Image", "gzip", "tarfile", "packed", "benchmark")
+    texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    binary = any("b" in text for text in texts)
+    return not foreign and not binary and (name != "open" or owner is None or bool(texts) or not node.args)
+
+
+def test_every_text_file_is_opened_with_an_encoding():
+    """Without one, Windows takes that of the country."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for part in ("src", "lab/src", "benchmarks", "examples")
+        for path in sorted((ROOT / part).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and opens_text(node)
+    ]
+    assert found == []
+
+
+def test_no_relative_path_is_stored_or_compared_in_the_systems_own_spelling():
+    """`str(path.relative_to(folder))` has backslashes on Windows; `as_posix()` is the same everywhere."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted(LAB.rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if "relative_to(" in line and not any(word in line for word in ("as_posix()", ".parts"))
+    ]
+    assert found == []

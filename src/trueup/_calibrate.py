@@ -116,6 +116,12 @@ def calibrate(
         if not torch.isfinite(total).all():
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
     if not decide:
+        if targets.images > 1 and not bool((targets.sampled != targets.sampled[0]).any()):
+            warnings.warn(
+                f"calibrate: all {targets.images} images are the same, so every other image will look unusual; give "
+                "images as different as those that the model will see",
+                stacklevel=2,
+            )
         return targets
     targets = decide_setting(
         traced,

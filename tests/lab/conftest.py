@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from trueup.cli import application
 from trueup_lab.cli import add_commands
 
 
 @pytest.fixture(scope="session")
 def call() -> Callable[..., Any]:
     """Call a subcommand of the laboratory: `call("evaluate", "resnet20-bn-digits", "--out", path)`."""
-    app = typer.Typer(name="trueup", pretty_exceptions_enable=False)
+    app = application()
     add_commands(app)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from trueup_lab.experiments.document import report
+from trueup_lab.tables import read_table
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 
 
-@pytest.fixture
-def bench_table(monkeypatch):
+@pytest.mark.parametrize("maker", ["bench_table", "document_numbers"])
+def test_numbers_in_documents_are_those_of_the_files_they_name(monkeypatch, maker):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import bench_table
-
-    yield bench_table
-    sys.modules.pop("bench_table")
-
-
-def test_the_tables_of_the_bench_are_those_of_its_file(bench_table):
-    for path, tables in bench_table.documents().items():
+    module = importlib.import_module(maker)
+    sys.modules.pop(maker)
+    for path, blocks in module.documents().items():
         text = path.read_text(encoding="utf-8")
-        for name, table in tables.items():
-            assert f"<!-- {name} -->\n{table}<!-- /{name} -->" in text, f"{path.name}: run benchmarks/bench_table.py"
+        for name, block in blocks.items():
+            assert f"<!-- {name} -->\n{block}<!-- /{name} -->" in text, f"{path.name}: run benchmarks/{maker}.py"
+
+
+def test_the_table_of_fidelity_is_that_of_its_file(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import corruption_fidelity
+
+    sys.modules.pop("corruption_fidelity")
+    rows = read_table(ROOT / "results" / "corruption_fidelity.csv", corruption_fidelity.FidelityRow)
+    text = (ROOT / "docs" / "corruptions.md").read_text(encoding="utf-8")
+    assert f"{corruption_fidelity.START}\n{corruption_fidelity.table(rows)}\n{corruption_fidelity.END}" in text
+
+
+def test_the_report_on_the_paper_is_that_of_the_results(tmp_path):
+    """Apart from the models that are missing here."""
+
+    def lines(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line and not line.startswith("Missing models:")]
+
+    assert lines(report(ROOT / "results", tmp_path)) == lines((ROOT / "docs" / "reproduction.md").read_text("utf-8"))
 
 
 def test_the_tables_of_performance_are_those_of_its_files(monkeypatch):

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import distributed
+
+from trueup_lab.devices import find_device
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,5 @@ def together(backend: str = "gloo") -> Iterator[Processes]:
 
 def own_device(name: str | None = None) -> str:
     """Return the device of this process: `name`, or its own GPU ("cuda" or None), or the CPU if there is no GPU."""
-    if name is not None and name != "cuda":
-        return name
-    if name is None and not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    found = find_device(name)
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if found == "cuda" else found

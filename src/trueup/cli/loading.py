@@ -6,11 +6,12 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
-from trueup.report.images import Preprocess
+    from trueup.report.images import Preprocess
 
 
 class NamedModel(NamedTuple):
@@ -30,6 +31,8 @@ def load_model(name: str) -> NamedModel:
 
     The function is called without arguments. It returns the model, or (model, preprocess).
     """
+    from torch import nn
+
     module, colon, function = name.partition(":")
     if not colon:
         for loader in LOADERS:

@@ -46,7 +46,7 @@ def report(
             first,
             against=others[0] if others else None,
             names=(names[0], names[1] if others else ""),
-            classes=None if classes is None else classes.read_text().splitlines(),
+            classes=None if classes is None else classes.read_text(encoding="utf-8").splitlines(),
             title=title,
         )
     except (ValueError, TypeError, OSError, ImportError, TraceError) as error:

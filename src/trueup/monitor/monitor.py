@@ -140,7 +140,7 @@ class Monitor:
         """Go on where the monitor that was saved stopped. It needs neither the model nor the targets."""
         monitor = cls.__new__(cls)
         try:
-            state = read_json(Path(path).read_text(), FORMAT, VERSION)
+            state = read_json(Path(path).read_text(encoding="utf-8"), FORMAT, VERSION)
             test, window = DriftTest.from_state(state["test"]), Snapshot.from_json(json.dumps(state["window"]))
             stream = state["stream"]
         except (KeyError, TypeError, ValueError) as error:

@@ -47,11 +47,11 @@ class CsvRows:
     def __init__(self, path: Path, names: list[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.stat().st_size:
-            with path.open(newline="") as file:
+            with path.open(encoding="utf-8", newline="") as file:
                 found = next(csv.reader(file))
             if found != names:
                 raise ValueError(f"{path} has the columns {found}, not {names}; name another file")
-        self._file = path.open("a", newline="")
+        self._file = path.open("a", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if not self._file.tell():
             self._writer.writerow(names)

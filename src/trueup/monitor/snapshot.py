@@ -202,7 +202,7 @@ class Snapshot:
     def load(cls, path: str | PathLike[str]) -> Snapshot:
         """Read a file that `save` wrote."""
         try:
-            return cls.from_json(Path(path).read_text())
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

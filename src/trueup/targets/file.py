@@ -58,7 +58,7 @@ def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tens
 
 def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a file whole or not at all. The same contents give the same bytes."""
-    metadata = {**metadata, "checksum": _checksum(tensors, metadata)}
+    metadata = {**metadata, "checksum": checksum(tensors, metadata)}
     header: dict[str, Any] = {"__metadata__": metadata}
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps each tensor aligned
     end, parts = 0, []
@@ -84,7 +84,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is not a trueup targets file, or is damaged or cut short ({error})") from error
     try:
-        if version >= 4 and metadata.get("checksum") != _checksum(tensors, metadata):
+        if version >= 4 and metadata.get("checksum") != checksum(tensors, metadata):
             raise ValueError("its contents do not match its checksum")
         groups = {group: dict(_targets(group, version, metadata, tensors)) for group in _GROUPS}
         if not (groups["activations"] or groups["norms"]):
@@ -177,8 +177,8 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """SHA-256 of all text and tensors."""
+def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 of all tensors and all text, except the text called "checksum"."""
     digest = hashlib.sha256(json.dumps({k: v for k, v in metadata.items() if k != "checksum"}, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -8,7 +8,7 @@ import torch
 
 import trueup
 from trueup_lab import demo
-from trueup_lab.cli.demo import _summary
+from trueup_lab.cli.demo_tables import demo_summary
 from trueup_lab.data import digits
 from trueup_lab.data.images import NORMALISATION
 
@@ -48,7 +48,7 @@ def test_rows_that_lose_are_counted_and_means_are_means():
     assert result.mean(corruption="fog").gain("correction") == 0
     assert result.mean(severity=1).accuracy["correction"] == 62
     assert result.mean(severity=1).gain("evidence") == 11
-    correction, evidence, last = _summary(result)
+    correction, evidence, last = demo_summary(result)
     assert correction.startswith("correction: better in 1 of 3 sets, worse in 2; -2.0 points")
     assert "-1.0 on clean images; 1.5 times the time" in correction
     assert evidence.startswith("evidence: better in 2 of 3 sets, worse in 0; +7.3 points")
@@ -60,7 +60,9 @@ def test_the_settings_are_those_of_the_papers_rule(call, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(demo, "run", lambda _model, correction, **_: seen.append(correction) or 1 / 0)
     call("demo", "--lambda1", "0.5", "--location", "match", "--out", tmp_path)
-    assert seen == [trueup.Correction(0.5, demo.PAPERS_MNIST.lambda2, demo.PAPERS_MNIST.iterations, "match")]
+    call("demo", "--out", tmp_path)
+    paper = demo.PAPERS_MNIST
+    assert seen == [trueup.Correction(0.5, paper.lambda2, paper.iterations, "match"), paper]
 
 
 @pytest.mark.parametrize(

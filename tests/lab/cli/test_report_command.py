@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import trueup
-from trueup.cli import app
+from trueup.cli import application
 from trueup_lab import models
 from trueup_lab.cli.loading import load_by_name
 from trueup_lab.data import digits
@@ -36,10 +36,10 @@ def test_a_report_on_a_bundled_model(call, tmp_path):
     for k, pixels in enumerate(digits.load("test").images[:6]):
         pillow.fromarray(pixels[0].numpy()).save(tmp_path / "images" / f"{k}.png")
     paths = [str(tmp_path / name) for name in ("t.trueup", "images")]
-    done = CliRunner().invoke(app, ["report", MODEL, *paths, "--out", str(tmp_path / "r.html")])
+    done = CliRunner().invoke(application(), ["report", MODEL, *paths, "--out", str(tmp_path / "r.html")])
     assert done.exit_code == 0, done.output
     assert "images: 6 images" in done.output
     assert "ResNet20: images" in (tmp_path / "r.html").read_text()
-    done = CliRunner().invoke(app, ["report", "no-such-model", *paths])
+    done = CliRunner().invoke(application(), ["report", "no-such-model", *paths])
     assert done.exit_code == 2
     assert "neither a file nor a model" in done.output

@@ -32,9 +32,10 @@ def test_it_trains_the_seeds_it_is_given_and_says_how_it_goes(train, few_digits,
     assert (tmp_path / "digits-bn" / "record.json").exists()
 
 
-def test_a_time_limit_ends_well_and_the_same_command_goes_on(train, few_digits, tmp_path):
+def test_a_time_limit_ends_well_and_the_same_command_goes_on(train, few_digits, tmp_path, monkeypatch):
     arguments = ("--set", "digits", "--norm", "gn", "--epochs", 2, "--batch", 8, "--out", tmp_path)
-    stopped = train(*arguments, "--time-limit", 0.01)
+    monkeypatch.setattr("trueup_lab.training.run.RESERVE", 9000)
+    stopped = train(*arguments, "--time-limit", 900)
     assert stopped.exit_code == 0
     assert "the same command continues" in stopped.output
     assert "epoch 2/2" in train(*arguments).output

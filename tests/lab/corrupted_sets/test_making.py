@@ -5,12 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from trueup_lab.data.corrupted_sets import load
+from trueup.atomic import write_atomically
+from trueup_lab.data.corrupted_sets import clean, imagenet_c, load
+from trueup_lab.data.corrupted_sets.manifest import Manifest
 from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import GENERATOR, corrupt
 
@@ -70,7 +75,7 @@ def test_what_is_broken_is_mended(small_root, harm):
 def test_another_seed_or_generator_makes_it_again(small_root, monkeypatch):
     make("cifar10-c", root=small_root, only=["contrast"])
     assert "contrast.npy" in make("cifar10-c", root=small_root, only=["contrast"], seed=1)
-    monkeypatch.setattr(f"{MODULE}.GENERATOR", GENERATOR + 1)
+    monkeypatch.setattr("trueup_lab.data.corrupted_sets.recipe.GENERATOR", GENERATOR + 1)
     assert "contrast.npy" in make("cifar10-c", root=small_root, only=["contrast"], seed=1)
 
 
@@ -111,15 +116,17 @@ def test_a_stop_in_the_middle_leaves_no_half_file_and_is_resumed(small_root, mon
     assert make("cifar10-c", root=small_root, only=SOME) == ["contrast.npy", "labels.npy"]
 
 
-def test_a_process_killed_before_it_lists_a_file_does_not_make_it_published(small_root, monkeypatch):
-    def killed(*_, **__):
-        raise KeyboardInterrupt
+def killed(*_, **__):
+    raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"{MODULE}.changed", killed)
+
+def test_a_process_killed_before_it_lists_a_file_does_not_make_it_published(small_root, monkeypatch):
+    monkeypatch.setattr(f"{MODULE}._list", lambda top, name, made: killed() if made.sha256 else None)
     with pytest.raises(KeyboardInterrupt):
         make("cifar10-c", root=small_root, only=["contrast"])
     monkeypatch.undo()
     assert (small_root / "CIFAR-10-C" / "contrast.npy").exists()
+    assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
     assert make("cifar10-c", root=small_root, only=["contrast"]) == ["contrast.npy", "labels.npy"]
     assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
 
@@ -128,14 +135,85 @@ def test_what_a_killed_process_leaves_is_mended(small_root):
     """Half a file under another name, and a file that is listed without a checksum."""
     make("cifar10-c", root=small_root, only=SOME)
     top = small_root / "CIFAR-10-C"
-    content = json.loads((top / "trueup-manifest.json").read_text())
-    content["files"]["contrast.npy"].update(sha256="", bytes=0)
-    (top / "trueup-manifest.json").write_text(json.dumps(content))
+    with Manifest.changing(top) as content:
+        content.files["contrast.npy"] = replace(content.files["contrast.npy"], sha256="", bytes=0)
     (top / ".contrast.npy.part").write_bytes(b"half")
     assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
     assert make("cifar10-c", root=small_root, only=SOME) == ["contrast.npy"]
     assert not (top / ".contrast.npy.part").exists()
     assert make("cifar10-c", root=small_root, only=SOME) == []
+
+
+@pytest.mark.parametrize("family", ["mnist-c", "cifar10-c"])
+def test_a_new_seed_that_was_stopped_does_not_take_the_old_file_for_its_own(small_root, monkeypatch, family):
+    make(family, root=small_root, only=["shot_noise"], seed=0)
+    monkeypatch.setattr(f"{MODULE}._write_array", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make(family, root=small_root, only=["shot_noise"], seed=7)
+    monkeypatch.undo()
+    for seed in (7, 0):
+        found = load(family, "shot_noise", 5, root=small_root, seed=seed).images.clone()
+        made = corrupt(clean(family, small_root).images, "shot_noise", 5, family=family, seed=seed)
+        assert torch.equal(found, made)
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_images_of_another_seed_are_not_kept_when_a_stopped_set_is_made_again(small_root, monkeypatch, first):
+    """Stop after one image of four, then go on with the other seed: no image of the first may be left."""
+    unit = small_root / "ImageNet-C" / "noise" / "shot_noise" / "3"
+    options = {"root": small_root, "only": ["shot_noise"], "severities": [3]}
+    make("imagenet-c", **options, seed=7 - first)
+    wanted = [path.read_bytes() for path in sorted(unit.glob("*/*"))]
+    written = []
+
+    def stopped(path, content):
+        write_atomically(path, content)
+        written.append(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{MODULE}.write_atomically", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        make("imagenet-c", **options, seed=first)
+    monkeypatch.undo()
+    assert len(written) == 1
+    assert imagenet_c("shot_noise", 3, root=small_root, seed=first).seed == first  # not read, but generated
+    assert make("imagenet-c", **options, seed=7 - first) == ["noise/shot_noise/3"]
+    assert [path.read_bytes() for path in sorted(unit.glob("*/*"))] == wanted
+
+
+MAKE = """
+import sys
+from trueup_lab.data.corrupted_sets.writer import make
+make(sys.argv[1], root=sys.argv[2], only=sys.argv[3:])
+"""
+
+
+def test_processes_make_one_set_together(small_root):
+    names = ("contrast", "contrast", "brightness")
+    processes = [subprocess.Popen([sys.executable, "-c", MAKE, "cifar10-c", small_root, name]) for name in names]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert set(manifest(small_root)) == {*(f"{name}.npy" for name in names), "labels.npy"}
+    assert make("cifar10-c", root=small_root, only=names) == []
+    left = {path.name for path in (small_root / "CIFAR-10-C").iterdir()}
+    assert left == {*manifest(small_root), "trueup-manifest.json"}
+
+
+def test_a_manifest_that_an_earlier_version_wrote_is_read(small_root):
+    make("cifar10-c", root=small_root, only=SOME)
+    path = small_root / "CIFAR-10-C" / "trueup-manifest.json"
+    content = json.loads(path.read_text())
+    for new in ("sha256", "published"):
+        del content[new]
+    path.write_text(json.dumps(content))
+    assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
+    assert make("cifar10-c", root=small_root, only=SOME) == []
+
+
+def test_names_in_a_manifest_have_forward_slashes(small_root):
+    make("mnist-c", root=small_root, only=["shear"])
+    make("imagenet-c", root=small_root, only=["fog"], severities=[3])
+    assert set(manifest(small_root, "MNIST-C")) == {"shear/test_images.npy", "shear/test_labels.npy"}
+    assert set(manifest(small_root, "ImageNet-C")) == {"weather/fog/3"}
 
 
 def test_imagenet_c_is_resumed_image_by_image(small_root):
@@ -159,8 +237,13 @@ def test_an_unknown_corruption_or_a_foreign_manifest_is_refused(small_root):
     top = small_root / "MNIST-C"
     top.mkdir(exist_ok=True)
     (top / "trueup-manifest.json").write_text("[]")
-    with pytest.raises(ValueError, match="not a manifest of trueup"):
+    with pytest.raises(ValueError, match="not a manifest of trueup.*move that folder away"):
         make("mnist-c", root=small_root)
+    make("cifar10-c", root=small_root, only=["contrast"], seed=8)
+    path = small_root / "CIFAR-10-C" / "trueup-manifest.json"
+    path.write_text(path.read_text().replace('"seed": 8', '"seed": 9'))
+    with pytest.raises(ValueError, match="do not match its checksum"):
+        load("cifar10-c", "contrast", 1, root=small_root, seed=9)
 
 
 def test_the_command_line_makes_and_shows(call, small_root):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from trueup_lab.data.corrupted_sets import imagenet_c, load
+from trueup_lab.data.corrupted_sets.manifest import Manifest
 from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.root import MissingDataError
@@ -123,5 +125,83 @@ def test_imagenet_c_from_a_clean_folder_and_from_its_own(small_root):
     assert stored.seed is None
     assert stored.origin == "generated"
     assert (stored[3][0].int() - wanted[3].int()).abs().float().mean() < 3  # JPEG
-    (small_root / "ImageNet-C" / "trueup-manifest.json").unlink()
+
+
+def write_imagenet_c(root, unit="weather/fog/2"):
+    (root / "ImageNet-C" / unit / "n01440764").mkdir(parents=True)
+    for k in range(2):
+        pixels = np.full((224, 224, 3), 100 * k, dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "ImageNet-C" / unit / "n01440764" / f"{k}.JPEG")
+
+
+@pytest.mark.parametrize("unit", ["weather/fog/2", "fog/2"])
+def test_published_folders_are_read_also_beside_generated_ones(small_root, unit):
+    write_imagenet_c(small_root, unit)
     assert imagenet_c("fog", 2, root=small_root).origin == "published"
+    make("imagenet-c", root=small_root, only=["contrast"], severities=[2])
+    found = imagenet_c("fog", 2, root=small_root)
+    assert found.origin == "published"
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda root: load("cifar10-c", "contrast", 2, root=root), lambda root: imagenet_c("contrast", 2, root=root)],
+)
+def test_a_generated_file_never_passes_for_a_published_one(small_root, read):
+    """Neither when its manifest is deleted, nor when another process wrote one without it."""
+    for family in ("cifar10-c", "imagenet-c"):
+        make(family, root=small_root, only=["contrast"], severities=[2])
+    manifests = [small_root / top / "trueup-manifest.json" for top in ("CIFAR-10-C", "ImageNet-C")]
+    for path in manifests:
+        path.unlink()
+    assert read(small_root).origin == "generated"
+    for path in manifests:
+        Manifest(path.parent).write()
+    assert read(small_root).origin == "generated"
+
+
+def test_a_file_that_a_manifest_does_not_list_is_not_taken_for_published(small_root, rng):
+    make("cifar10-c", root=small_root, only=["contrast"])
+    make("imagenet-c", root=small_root, only=["contrast"], severities=[2])
+    write_cifar_c(small_root, rng)
+    write_imagenet_c(small_root)
+    for read in (lambda: load("cifar10-c", "fog", 2, root=small_root), lambda: imagenet_c("fog", 2, root=small_root)):
+        with pytest.raises(ValueError, match=r"is not listed in .*trueup-manifest\.json.*delete it and run"):
+            read()
+
+
+def test_images_that_are_missing_or_damaged_are_noticed(small_root):
+    make("imagenet-c", root=small_root, only=["fog"], severities=[2])
+    files = sorted((small_root / "ImageNet-C" / "weather" / "fog" / "2").glob("*/*.JPEG"))
+    content = bytearray(files[1].read_bytes())
+    content[-200] ^= 4
+    files[1].write_bytes(content)
+    with pytest.raises(ValueError, match=r"n01440764_1\.JPEG is damaged: it does not match its own checksum"):
+        imagenet_c("fog", 2, root=small_root)[1]
+    assert make("imagenet-c", root=small_root, only=["fog"], severities=[2]) == ["weather/fog/2"]
+    assert imagenet_c("fog", 2, root=small_root)[1][0].shape == (3, 224, 224)
+    files[0].unlink()
+    with pytest.raises(ValueError, match=r"fog/2 is damaged: images are missing"):
+        imagenet_c("fog", 2, root=small_root)
+    assert make("imagenet-c", root=small_root, only=["fog"], severities=[2]) == ["weather/fog/2"]
+    assert len([imagenet_c("fog", 2, root=small_root)[k] for k in range(4)]) == 4
+
+
+def test_a_mark_that_contradicts_the_manifest_is_damage(small_root):
+    make("imagenet-c", root=small_root, only=["fog"], severities=[2])
+    first = min((small_root / "ImageNet-C" / "weather" / "fog" / "2").glob("*/*.JPEG"))
+    content = first.read_bytes()
+    at = content.index(b"recipe ") + 7
+    first.write_bytes(content[:at] + b"0123456789ab" + content[at + 12 :])
+    with pytest.raises(ValueError, match="fog/2 is damaged: it carries the mark of another recipe"):
+        imagenet_c("fog", 2, root=small_root)
+    assert make("imagenet-c", root=small_root, only=["fog"], severities=[2]) == ["weather/fog/2"]
+    assert first.read_bytes() == content
+
+
+def test_a_truncated_photograph_is_named(small_root):
+    path = small_root / "imagenet" / "val" / "n01443537" / "n01443537_0.JPEG"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=f"{path.name} is no image, or is damaged"):
+        imagenet_c("fog", 2, root=small_root)[2]

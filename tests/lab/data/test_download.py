@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import tarfile
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -26,6 +28,7 @@ class Server(ThreadingHTTPServer):
         self.cut: int | None = None
         self.ranges: list[str | None] = []
         self.resumes = True
+        self.chunked = False
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.server_port}/{name}"
@@ -33,6 +36,11 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+    protocol_version = "HTTP/1.1"
+
+    def handle(self):
+        self.close_connection = True
+        self.handle_one_request()
 
     def do_GET(self):
         wanted = self.headers.get("Range")
@@ -48,9 +56,17 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
         self.send_response(206 if start else 200)
+        sent = content[start : self.server.cut]
+        if self.server.chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(f"{len(content) - start:x}\r\n".encode() + sent)
+            if self.server.cut is None:
+                self.wfile.write(b"\r\n0\r\n\r\n")
+            return
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
-        self.wfile.write(content[start : self.server.cut])
+        self.wfile.write(sent)
 
     def log_message(self, *_):
         pass
@@ -91,6 +107,32 @@ def test_an_interrupted_transfer_goes_on_where_it_stopped(server, tmp_path):
     assert server.ranges == [None, "bytes=100000-"]
 
 
+@pytest.mark.parametrize("cut", [1, 1000, 255_999])
+def test_a_chunked_answer_that_breaks_off_loses_nothing(server, tmp_path, cut):
+    server.files["a.bin"], server.chunked, server.cut = CONTENT, True, cut
+    with pytest.raises(DownloadError, match=rf"could not download http.* {cut} bytes are kept: run the same command"):
+        fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
+    assert (tmp_path / "a.bin.part").read_bytes() == CONTENT[:cut]
+    server.cut = None
+    fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert server.ranges == [None, f"bytes={cut}-"]
+
+
+def test_an_interruption_by_the_user_keeps_what_came(server, tmp_path):
+    server.files["a.bin"] = CONTENT
+
+    def interrupt(_, here, __):
+        if here:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server.url("a.bin"), tmp_path / "a.bin", md5=MD5, report=interrupt)
+    kept = (tmp_path / "a.bin.part").read_bytes()
+    assert kept
+    assert CONTENT.startswith(kept)
+
+
 def test_a_server_that_cannot_resume_starts_again(server, tmp_path):
     server.files["a.bin"], server.resumes = CONTENT, False
     (tmp_path / "a.bin.part").write_bytes(b"something old")
@@ -113,8 +155,15 @@ def test_a_file_with_another_checksum_is_refused_and_not_kept(server, tmp_path):
 
 
 def test_a_file_that_is_not_there_says_so(server, tmp_path):
-    with pytest.raises(DownloadError, match="404"):
+    with pytest.raises(DownloadError, match="the server answers 404 Not Found. Try again later, or put") as caught:
         fetch(server.url("none"), tmp_path / "none", md5=MD5)
+    assert "resume" not in str(caught.value)
+
+
+def test_without_a_connection_nothing_is_said_to_be_kept(server, tmp_path):
+    url = server.url("a.bin").replace(str(server.server_port), "1")
+    with pytest.raises(DownloadError, match=r"could not download .*refused.*Try again, or put the file at"):
+        fetch(url, tmp_path / "a.bin", md5=MD5)
 
 
 def tar_of(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
@@ -164,7 +213,7 @@ def test_an_archive_that_breaks_off_leaves_nothing_behind(tmp_path):
     whole = zip_of(**{"a/first": "1", "a/second": "2"})
     damaged = whole.replace(b"second2", b"second3")  # the content no longer fits its checksum
     (tmp_path / "a.zip").write_bytes(damaged)
-    with pytest.raises(zipfile.BadZipFile):
+    with pytest.raises(DownloadError, match=r"a\.zip is damaged .*delete it"):
         unpack(tmp_path / "a.zip", tmp_path / "into")
     assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
 
@@ -207,6 +256,45 @@ def test_a_set_is_downloaded_once_and_then_used(server, small_set, tmp_path):
     asked = len(server.ranges)
     assert get("small", tmp_path) == paths
     assert len(server.ranges) == asked
+
+
+@pytest.mark.parametrize("moved", range(6))
+def test_an_interruption_while_files_are_moved_is_noticed_and_continued(server, tmp_path, monkeypatch, moved):
+    """Only one of the files is asked for by name; the others must arrive too."""
+    content = zip_of(**{f"set/{k}": str(k) for k in range(6)})
+    server.files = {"set.zip": content}
+    remote = Remote(server.url("set.zip"), hashlib.md5(content).hexdigest(), "set", ("set/0",))
+    monkeypatch.setitem(REMOTES, "small", (remote,))
+    (tmp_path / "set").mkdir()
+    done, replace = [], os.replace
+
+    def interrupted(source, target):
+        if ".unpacked" in str(source):
+            if len(done) == moved:
+                raise KeyboardInterrupt
+            done.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        get("small", tmp_path)
+    monkeypatch.setattr("os.replace", replace)
+    get("small", tmp_path)
+    assert {path.name: path.read_text() for path in (tmp_path / "set").iterdir()} == {str(k): str(k) for k in range(6)}
+    assert list((tmp_path / ".downloads").iterdir()) == []
+
+
+def test_two_processes_that_get_one_set_share_one_download(server, small_set, tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: get("small", tmp_path), range(2)))
+    assert [path.read_bytes() for path in both[0]] == [b"batch", b"labels"]
+    assert server.ranges == [None, None]  # one request per file
+
+
+def test_a_set_with_a_missing_file_is_not_done(tmp_path):
+    """Every file of a published set is looked for, not only some."""
+    assert len(REMOTES["mnist-c"][0].makes) == 32
+    assert len(REMOTES["cifar10-c"][0].makes) == 20
 
 
 def test_a_set_that_was_made_here_is_not_taken_for_the_published_one(small_set, tmp_path):

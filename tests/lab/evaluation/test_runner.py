@@ -120,7 +120,8 @@ def test_a_killed_run_goes_on_to_the_same_rows(run, tmp_path, after):
         run(report=kill)
     with (tmp_path / "rows.csv").open("a") as file:
         file.write("small,0,unc")  # the kill cut a line short
-    assert run()
+    with pytest.warns(UserWarning, match="the last line was damaged"):
+        assert run()
     run(out="whole.csv")
     assert numbers(tmp_path / "rows.csv") == numbers(tmp_path / "whole.csv")
     assert len({row.key for row in read_rows(tmp_path / "rows.csv")}) == len(read_rows(tmp_path / "rows.csv"))
@@ -235,6 +236,17 @@ def test_methods_that_a_model_cannot_take_are_left_out(run, tmp_path):
         "uncorrected",
         "correct:lambda1=1.0,lambda2=0.2",
     ]
+
+
+def test_a_damaged_calibration_is_made_again_and_one_of_another_version_not_used(run, tmp_path):
+    plan = replace(PLAN, methods=(Correct(1.0, 0.2),), only=("fog",))
+    run(plan)
+    (path,) = (tmp_path / "targets").iterdir()
+    assert trueup.__version__ in path.name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match=f"{path.name} is not a trueup targets file, or is damaged"):
+        run(plan, out="again.csv")
+    assert numbers(tmp_path / "again.csv") == numbers(tmp_path / "rows.csv")
 
 
 def test_another_checkpoint_is_another_row(run, tmp_path, subject):

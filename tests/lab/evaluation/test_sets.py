@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
+import numpy as np
 import pytest
 import torch
 
 from trueup_lab.data import cifar10
-from trueup_lab.data.corrupted_sets.manifest import Manifest
 from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.imagenet import Crop, ImageFolder
@@ -29,18 +31,40 @@ def test_some_images_are_spread_over_the_set_and_keep_their_numbers(small_root):
 
 
 def test_published_arrays_are_read_and_named_so(small_root):
-    make("cifar10-c", root=small_root, only=["contrast"], seed=9)
-    benchmark = Benchmark("cifar10", root=small_root, images=6)
-    made = benchmark.open(Case("contrast", 4))
-    assert made.origin == "generated"
-    manifest = next(p for p in (small_root / "CIFAR-10-C").iterdir() if p.suffix not in (".npy",))
-    assert Manifest.read(manifest.parent).files
-    manifest.unlink()  # without it, they are taken for the published ones
+    rng = np.random.default_rng(0)
+    (small_root / "CIFAR-10-C").mkdir()
+    pixels = rng.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+    np.save(small_root / "CIFAR-10-C" / "contrast.npy", pixels)
+    np.save(small_root / "CIFAR-10-C" / "labels.npy", np.tile(np.arange(12) % 10, 5))
     found = Benchmark("cifar10", root=small_root, images=6).open(Case("contrast", 4))
     assert found.origin == "published"
-    assert found.take(ALL(6)).equal(made.take(ALL(6)))
+    assert found.take(ALL(6)).equal(torch.from_numpy(pixels[36:48:2]).permute(0, 3, 1, 2))
     asked = Benchmark("cifar10", root=small_root, origin="generated").open(Case("contrast", 4))
     assert asked.origin == "generated"
+
+
+@pytest.mark.parametrize(("name", "family"), [("cifar10", "cifar10-c"), ("imagenet", "imagenet-c")])
+def test_a_set_that_was_made_with_another_seed_is_not_read(small_root, name, family):
+    make(family, root=small_root, only=["shot_noise"], severities=(3,), seed=0)
+    case = Case("shot_noise", 3)
+    made = Benchmark(name, root=small_root, images=2, seed=0).open(case)
+    asked = Benchmark(name, root=small_root, images=2, seed=7).open(case)
+    shutil.rmtree(small_root / {"cifar10": "CIFAR-10-C", "imagenet": "ImageNet-C"}[name])
+    wanted = Benchmark(name, root=small_root, images=2, seed=7).open(case).take(ALL(2))
+    assert asked.origin == "generated"
+    assert asked.take(ALL(2)).equal(wanted)
+    if name == "cifar10":  # which is stored without loss
+        assert not made.take(ALL(2)).equal(wanted)
+
+
+def test_a_damaged_array_is_refused_by_name(small_root):
+    make("cifar10-c", root=small_root, only=["contrast"])
+    path = small_root / "CIFAR-10-C" / "contrast.npy"
+    content = bytearray(path.read_bytes())
+    content[-5000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"contrast\.npy is damaged.*trueup data make"):
+        Benchmark("cifar10", root=small_root).open(Case("contrast", 4))
 
 
 def test_published_sets_that_are_not_there_are_asked_for_by_name(small_root):
@@ -63,7 +87,7 @@ def test_imagenet_without_training_images_tests_one_half_and_calibrates_on_the_o
 def test_imagenet_c_is_read_from_its_folders(small_root):
     make("imagenet-c", root=small_root, only=["contrast"], severities=(3,))
     test = Benchmark("imagenet", root=small_root).open(Case("contrast", 3))
-    assert test.origin == "generated"  # its manifest says so
+    assert test.origin == "generated, jpeg"  # its manifest says so
     assert test.take(ALL(2)).shape == (2, 3, 224, 224)
     assert test.labels.tolist() == [0, 1]
 

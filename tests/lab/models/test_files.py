@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,3 +111,61 @@ def test_every_model_of_the_zoo_is_as_accurate_as_its_record(name, data_path):
     right = float((logits.argmax(1) == test.labels).double().mean())
     # Three standard deviations of a sample of that size.
     assert abs(right - accuracy) <= 3 * (accuracy * (1 - accuracy) / count) ** 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("folder", [zoo.FOLDER, Path(__file__).parents[3] / "results" / "models"])
+def test_every_model_that_comes_along_has_its_checksum_listed(folder):
+    listed = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    assert listed == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
+
+
+def test_a_file_that_differs_from_the_listed_checksum_is_refused(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_models(path, some_weights(RECORD, (3,)), RECORD)
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  m.safetensors\n")
+    for read in (read_models, read_record):
+        with pytest.raises(ValueError, match=r"m\.safetensors is damaged: it does not match SHA256SUMS"):
+            read(path)
+    save_models(path, some_weights(RECORD, (3,)), RECORD)  # lists what it writes
+    assert list(read_models(path)) == [3]
+
+
+def test_a_flipped_bit_in_a_model_is_noticed(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_models(path, some_weights(RECORD, (3,)), RECORD)
+    content = bytearray(path.read_bytes())
+    for at in range(200, len(content), len(content) // 30):
+        content[at] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"m\.safetensors"):
+            read_models(path)
+        content[at] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t, f: (t | {"3/fc.bias": t["3/fc.bias"] * float("nan")}, f), "fc.bias holds NaN"),
+        (lambda t, f: (t | {"3/fc.bias": t["3/fc.bias"].half()}, f), "3/fc.bias is torch.float16"),
+        (lambda t, f: ({k: v for k, v in t.items() if k != "3/fc.bias"}, f), "fc.bias"),
+        (lambda t, f: (t | {"3/fc.bias": t["3/fc.bias"][:3].clone()}, f), "fc.bias"),
+        (lambda t, f: ({k.replace("3/", "x/"): v for k, v in t.items()}, f), "damaged model file"),
+        (lambda t, f: (t, f | {"norm": "xn"}), "unknown norm 'xn'"),
+        (lambda t, f: (t, f | {"set": "svhn"}), "unknown set 'svhn'"),
+        (lambda t, f: (t, f | {"channels": "1"}), "1 channels"),
+        (lambda t, f: (t, f | {"classes": -3}), "-3 classes"),
+        (lambda t, f: (t, f | {"more": 1}), "unexpected keyword"),
+        (lambda t, f: (t, {k: v for k, v in f.items() if k != "accuracy"}), "no 'accuracy'"),
+        (lambda t, f: (t, [f]), "its facts are list"),
+    ],
+)
+def test_a_file_without_a_checksum_is_checked_in_every_part(tmp_path, change, message):
+    path = tmp_path / "m.safetensors"
+    save_models(path, some_weights(RECORD, (3,)), RECORD)
+    with safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()["trueup"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    tensors, facts = change(tensors, facts)
+    save_file(tensors, path, {"trueup": json.dumps(facts)})
+    with pytest.raises(ValueError, match=r"m\.safetensors.*" + re.escape(message)):
+        read_models(path)

@@ -61,13 +61,14 @@ def test_a_finished_run_is_not_trained_further(tiny, tmp_path):
             assert torch.equal(value, again[seed].state_dict()[key]), key
 
 
-def test_a_time_limit_stops_after_an_epoch_and_the_next_call_goes_on(tiny, tmp_path):
+def test_a_time_limit_stops_after_an_epoch_and_the_next_call_goes_on(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("trueup_lab.training.run.RESERVE", 9000)
     stops = []
-    assert train(CHOICES, tiny, tiny, Engine(), out=tmp_path, time_limit=0, report=stops.append) is None
+    assert train(CHOICES, tiny, tiny, Engine(), out=tmp_path, time_limit=900, report=stops.append) is None
     assert [(p.epoch, p.stopped) for p in stops] == [(1, True)]
     with pytest.raises(ValueError, match="at epoch 1 of 3"):
         load_run(tmp_path)
-    assert set(train(CHOICES, tiny, tiny, Engine(), out=tmp_path, time_limit=3600)) == {0, 4}
+    assert set(train(CHOICES, tiny, tiny, Engine(), out=tmp_path, time_limit=36000)) == {0, 4}
 
 
 def test_a_time_limit_without_a_folder_is_refused(tiny):
@@ -75,8 +76,15 @@ def test_a_time_limit_without_a_folder_is_refused(tiny):
         train(CHOICES, tiny, tiny, Engine(), time_limit=1)
 
 
-def test_the_checkpoint_of_another_run_is_refused_by_what_differs(tiny, tmp_path):
-    train(CHOICES, tiny, tiny, Engine(), out=tmp_path, time_limit=0)
+def test_a_time_limit_that_is_too_short_for_an_epoch_is_an_error(tiny, tmp_path):
+    with pytest.raises(ValueError, match=r"the time limit of 0 s ended epoch 1 after 1 of \d+ steps.*more time"):
+        train(CHOICES, tiny, tiny, Engine(), out=tmp_path, time_limit=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checkpoint_of_another_run_is_refused_by_what_differs(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("trueup_lab.training.run.RESERVE", 9000)
+    train(CHOICES, tiny, tiny, Engine(), out=tmp_path, time_limit=900)
     other = replace(CHOICES, norm="gn", recipe=replace(CHOICES.recipe, rate=0.05))
     with pytest.raises(ValueError, match=r"norm bn there, gn asked for; rate 0.1 there, 0.05 asked for"):
         train(other, tiny, tiny, Engine(), out=tmp_path)
@@ -133,6 +141,12 @@ def test_a_crash_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert facts == {"epoch": 1}
     assert tensors["a"].tolist() == [1, 1, 1]
     assert os.listdir(tmp_path) == [path.name]
+
+
+def test_what_a_killed_process_left_is_removed(tiny, tmp_path):
+    (tmp_path / ".checkpoint.safetensors.12345").write_bytes(b"half a checkpoint")
+    train(replace(CHOICES, recipe=replace(CHOICES.recipe, epochs=1)), tiny, tiny, Engine(), out=tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.safetensors", "history.csv", "record.json"]
 
 
 def test_another_safetensors_file_is_no_checkpoint(tmp_path):

@@ -1,9 +1,13 @@
-"""The laboratory's subcommands of `trueup`, one file per command."""
+"""The laboratory's subcommands of `trueup`, one file per command.
+
+A command imports torch, and whatever imports it, inside its function: `trueup --help` must not wait for it.
+"""
 
 from __future__ import annotations
 
 import typer
 
+from trueup.cli.faults import Resumable
 from trueup.cli.loading import LOADERS
 from trueup_lab.cli.bench import bench
 from trueup_lab.cli.corrupted_sets import make_set, show
@@ -21,10 +25,12 @@ def add_commands(app: typer.Typer) -> None:
     if load_by_name not in LOADERS:
         LOADERS.append(load_by_name)
     data = typer.Typer(help="Get, make and look at data sets.", no_args_is_help=True)
-    data.command()(get)
-    data.command("make")(make_set)
+    data.command(cls=Resumable)(get)
+    data.command("make", cls=Resumable)(make_set)
     data.command()(show)
     app.add_typer(data, name="data")
     app.command("demo")(show_demo)
-    for command in (train, export, evaluate, reproduce, bench):
-        app.command()(command)
+    for command in (train, evaluate, reproduce):
+        app.command(cls=Resumable)(command)
+    for other in (export, bench):
+        app.command()(other)

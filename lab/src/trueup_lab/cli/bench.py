@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,11 +27,11 @@ def bench(
     """
     import torch
 
-    from trueup_lab.devices import device_name
+    from trueup_lab.devices import device_name, find_device
     from trueup_lab.performance import CASES, read_timings, write_timings
     from trueup_lab.performance.rows import measured_on
 
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = torch.device(find_device(device))
     name = device_name(place).lower().replace("nvidia ", "").replace(" ", "_")
     path = out or Path("results") / f"performance_{name}.csv"
     chosen = [case for case in CASES if case.needs in ("", place.type)]
@@ -39,6 +40,9 @@ def bench(
         known = "\n  ".join(case.name for case in CASES)
         typer.echo(f"error: no case for {place} has a name like {', '.join(only or ())}; known:\n  {known}", err=True)
         raise typer.Exit(2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=path.parent):  # whether it can be written is known before the work, not after it
+        pass
     console = Console()
     for case in chosen:
         with console.status(case.name):

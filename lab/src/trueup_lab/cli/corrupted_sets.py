@@ -10,14 +10,15 @@ import typer
 Name = Annotated[str, typer.Argument(help="mnist-c, cifar10-c or imagenet-c", metavar="NAME")]
 Root = Annotated[Path | None, typer.Option("--data", help="Data root.")]
 Seed = Annotated[int, typer.Option(help="Random seed for generated images.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda if available]")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if available).")]
 
 
 def make_set(
     name: Name,
-    only: Annotated[list[str] | None, typer.Option(help="Corruption to make; may be repeated. [default: all]")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Corruption to make; may be repeated (default: all).")] = None,
     severity: Annotated[
-        list[int] | None, typer.Option(help="Severity, for ImageNet-C only; may be repeated. [default: all]")
+        list[int] | None,
+        typer.Option(help="Severity, for ImageNet-C only; may be repeated (default: all).", min=1, max=5),
     ] = None,
     data: Root = None,
     seed: Seed = 0,
@@ -29,7 +30,13 @@ def make_set(
 
     from trueup_lab.data.corrupted_sets.arrays import folder
     from trueup_lab.data.corrupted_sets.writer import make
+    from trueup_lab.data.corruptions import corruption_names
+    from trueup_lab.devices import find_device
 
+    corruption_names(name)
+    if severity and name != "imagenet-c":
+        raise ValueError(f"--severity is for imagenet-c; {name} is made with all its severities, so leave it out")
+    place = find_device(device)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, TaskID] = {}
@@ -39,25 +46,22 @@ def make_set(
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done)
 
-        try:
-            written = make(
-                name,
-                root=data,
-                only=only or (),
-                severities=severity or (1, 2, 3, 4, 5),
-                seed=seed,
-                device=device or _best(),
-                progress=progress,
-            )
-        except (ValueError, OSError) as error:
-            raise typer.BadParameter(str(error)) from error
+        written = make(
+            name,
+            root=data,
+            only=only or (),
+            severities=severity or (1, 2, 3, 4, 5),
+            seed=seed,
+            device=place,
+            progress=progress,
+        )
     where = folder(name, data)
     typer.echo(f"{where}: {len(written)} made" if written else f"{where}: all there, nothing to make")
 
 
 def show(
     name: Name,
-    out: Annotated[Path | None, typer.Option(help="PNG to write. [default: NAME.png]")] = None,
+    out: Annotated[Path | None, typer.Option(help="PNG to write (default: NAME.png).")] = None,
     count: Annotated[int, typer.Option(help="Images per severity.", min=1)] = 3,
     first: Annotated[int, typer.Option(help="Number of the first image.", min=0)] = 0,
     data: Root = None,
@@ -73,25 +77,25 @@ def show(
     from trueup_lab.data.imagenet import Crop, ImageFolder
 
     numbers = list(range(first, first + count))
-    try:
-        corruption_names(name)
-        if name == "imagenet-c":
-            source = ImageFolder(clean_folder(data), Crop(224, 256))
-            images = torch.stack([source[k][0] for k in numbers])
-        else:
-            images = clean(name, data).images[first : first + count]
-        page = contact_sheet(
-            name,
-            lambda what, severity: corrupt(images, what, severity, family=name, indices=numbers, seed=seed, root=data),
-        )
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
+    corruption_names(name)
+    if name == "imagenet-c":
+        source = ImageFolder(clean_folder(data), Crop(224, 256))
+        _check_numbers(numbers, len(source))
+        images = torch.stack([source[k][0] for k in numbers])
+    else:
+        there = clean(name, data)
+        _check_numbers(numbers, len(there))
+        images = there.images[first : first + count]
+    page = contact_sheet(
+        name,
+        lambda what, severity: corrupt(images, what, severity, family=name, indices=numbers, seed=seed, root=data),
+    )
     path = out or Path(f"{name}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
     page.save(path)
     typer.echo(f"{path}: {len(corruption_names(name))} corruptions, {count} images per severity")
 
 
-def _best() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _check_numbers(numbers: list[int], there: int) -> None:
+    if numbers[-1] >= there:
+        raise ValueError(f"the set has {there} images, numbered from 0: --first and --count ask for {numbers[-1]}")

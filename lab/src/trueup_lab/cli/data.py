@@ -15,7 +15,6 @@ def get(
     """Download published data sets. Existing files are kept, and interrupted downloads resume."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from trueup_lab.data.download import DownloadError
     from trueup_lab.data.download import get as fetch_set
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -28,10 +27,5 @@ def get(
             progress.update(tasks[file], completed=here, total=total)
 
         for name in names:
-            try:
-                paths = fetch_set(name, data, report=report)
-            except (DownloadError, ValueError) as error:
-                progress.stop()
-                typer.echo(f"error: {error}", err=True)
-                raise typer.Exit(2) from error
+            paths = fetch_set(name, data, report=report)
             progress.console.print(f"{name} is at {paths[0].parent}", soft_wrap=True)

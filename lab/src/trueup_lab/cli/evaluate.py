@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trueup_lab.cli.progress import passes
-from trueup_lab.cli.train import parse_seeds
+from trueup_lab.cli.train import check_limit, parse_seeds
 
 if TYPE_CHECKING:
     from trueup_lab.evaluation import EvaluationRow
@@ -25,8 +25,8 @@ def evaluate(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="Method as spelled in tables, such as correct:lambda1=1.0,lambda2=0.2 or bn-mix:prior=16; repeatable. "
-            f" [{', '.join(DEFAULTS)}]"
+            help="Method as spelled in tables, such as correct:lambda1=1.0,lambda2=0.2 or bn-mix:prior=16; repeatable "
+            f"(default: {', '.join(DEFAULTS)})."
         ),
     ] = None,
     corruption: Annotated[list[str] | None, typer.Option(help="Only this corruption; repeatable.")] = None,
@@ -46,7 +46,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Random seed for generated images and their order.")] = 0,
     origin: Annotated[str | None, typer.Option(help="Use only published or only generated images.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.", min=0)] = None,
     targets: Annotated[Path, typer.Option(help="Folder for calibrations.")] = Path("runs/targets"),
     out: Annotated[Path, typer.Option(help="CSV file to append rows to.")] = Path("runs/evaluation.csv"),
 ) -> None:
@@ -55,48 +55,57 @@ def evaluate(
     Rows are appended to OUT as they are measured, and never measured twice: the same command continues after an
     interruption. Runs on the CPU, on one GPU, or in the processes that torchrun starts.
     """
-    from trueup_lab.evaluation import Plan, parse_method, read_rows, read_subjects, row_kind
+    from trueup import __version__
+    from trueup_lab.evaluation import Plan, parse_method, read_subjects
     from trueup_lab.evaluation import evaluate as run
+    from trueup_lab.evaluation.sets import FAMILIES
     from trueup_lab.processes import own_device, together
 
-    try:
-        subjects = [s for name in models for s in read_subjects(name, None if seeds is None else parse_seeds(seeds))]
-        plan = Plan(
-            methods=tuple(parse_method(text) for text in method or DEFAULTS),
-            severities=tuple(severity or (1, 2, 3, 4, 5)),
-            only=tuple(corruption or ()),
-            stream=stream,  # type: ignore[arg-type]
-            batch=batch,
-            images=images,
-            calibrate=calibrate,
-            seed=seed,
-            origin=origin,  # type: ignore[arg-type]
-            set_aside=set_aside,
+    check_limit(time_limit)
+    plan = Plan(
+        methods=tuple(parse_method(text) for text in method or DEFAULTS),
+        severities=tuple(severity or (1, 2, 3, 4, 5)),
+        only=tuple(corruption or ()),
+        stream=stream,  # type: ignore[arg-type]
+        batch=batch,
+        images=images,
+        calibrate=calibrate,
+        seed=seed,
+        origin=origin,  # type: ignore[arg-type]
+        set_aside=set_aside,
+    )
+    place = own_device(device)
+    subjects = [s for name in models for s in read_subjects(name, None if seeds is None else parse_seeds(seeds))]
+    if severity and any(FAMILIES[subject.set] == "mnist-c" for subject in subjects):
+        raise ValueError("--severity has no effect on MNIST-C, which has one severity per corruption; leave it out")
+    with together() as processes, passes(quiet=processes.rank > 0) as report:
+        found = run(
+            subjects,
+            plan,
+            out,
+            root=data,
+            device=place,
+            targets=targets,
+            time_limit=time_limit,
+            processes=processes,
+            report=report,
         )
-        with together() as processes, passes(quiet=processes.rank > 0) as report:
-            finished = run(
-                subjects,
-                plan,
-                out,
-                root=data,
-                device=own_device(device),
-                targets=targets,
-                time_limit=time_limit,
-                processes=processes,
-                report=report,
-            )
-            first = processes.rank == 0
-    except (ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    if first:
-        asked = {(subject.name, subject.checkpoint) for subject in subjects}
-        rows = [row for row in read_rows(out, row_kind(subjects)) if (row.model, row.checkpoint) in asked]
-        for table in summaries(rows):
-            Console().print(table)
+        first = processes.rank == 0
+    if not first:
+        return
+    for table in summaries(found.rows):
+        Console().print(table)
+    for model in dict.fromkeys(model for model, _ in found.left_out):
+        methods = dict.fromkeys(name for other, name in found.left_out if other == model)
+        typer.echo(f"{model} has no batch norm, so these were left out: {', '.join(methods)}")
+    old = [row.trueup for row in found.rows if row.trueup != __version__]
+    if old:
         typer.echo(
-            f"{out}: {len(rows)} rows" if finished else f"stopped at the time limit; the same command continues ({out})"
+            f"{len(old)} of these {len(found.rows)} rows were measured by trueup {', '.join(sorted(set(old)))}, not by "
+            f"{__version__}; another --out measures them again"
         )
+    there = f"{out}: {len(found.rows)} rows of this command"
+    typer.echo(there if found else f"stopped at the time limit; the same command continues ({there} so far)")
 
 
 def summaries(rows: list[EvaluationRow]) -> list[Table]:

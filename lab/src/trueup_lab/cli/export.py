@@ -21,12 +21,10 @@ def export(
     from trueup_lab.training.export import export as write
     from trueup_lab.training.export import gather
 
-    try:
-        written = write(gather(runs), models=models, zoo=zoo, table=table, seed=seed)
-    except (ValueError, FileNotFoundError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    if not written:
-        typer.echo("nothing was written; give --models, --zoo or --table")
+    if models is None and zoo is None and table is None:
+        raise ValueError("nothing to write: give --models, --zoo or --table")
+    if seed is not None and zoo is None:
+        raise ValueError(f"--seed {seed} chooses the model for --zoo, which is not given; leave it out")
+    written = write(gather(runs), models=models, zoo=zoo, table=table, seed=seed)
     for path in written:
         typer.echo(f"{path}  {path.stat().st_size / 1e6:.2f} MB")

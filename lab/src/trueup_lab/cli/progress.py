@@ -24,15 +24,14 @@ def passes(*, quiet: bool = False) -> Iterator[Callable[[EvaluationProgress], No
     """Yield the function that the runner reports its progress to."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        said = time.monotonic()
+        said = float("-inf")  # the first line comes at once
 
         def line(progress: EvaluationProgress) -> None:
             nonlocal said
             if not quiet and (time.monotonic() - said > EVERY or progress.done == progress.total):
                 said = time.monotonic()
-                typer.echo(
-                    f"{progress.done}/{progress.total}  {duration(progress.left)} left  {progress.what}", err=True
-                )
+                left = f"  {duration(progress.left)} left" if progress.done else ""
+                typer.echo(f"{progress.done}/{progress.total}{left}  {progress.what}", err=True)
 
         yield line
         return
@@ -41,7 +40,7 @@ def passes(*, quiet: bool = False) -> Iterator[Callable[[EvaluationProgress], No
         task = bar.add_task("reading, calibrating", total=None)
 
         def move(progress: EvaluationProgress) -> None:
-            text = f"{duration(progress.left)} left  {progress.what}"
+            text = f"{duration(progress.left)} left  {progress.what}" if progress.done else progress.what
             bar.update(task, completed=progress.done, total=progress.total, description=text)
 
         yield move

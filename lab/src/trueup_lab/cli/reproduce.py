@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup_lab.cli.progress import passes
-from trueup_lab.cli.train import parse_seeds
+from trueup_lab.cli.train import check_limit, parse_seeds
 
 
 def reproduce(
@@ -30,7 +30,7 @@ def reproduce(
     calibrate: Annotated[int | None, typer.Option(help="Clean images for calibration (default: all).", min=1)] = None,
     seeds: Annotated[str | None, typer.Option(help="Only these models, such as 0-9 or 0,3.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.", min=0)] = None,
     targets: Annotated[Path, typer.Option(help="Folder for calibrations.")] = Path("runs/targets"),
 ) -> None:
     """Measure and draw the paper's tables and figures. The same command continues after an interruption.
@@ -39,51 +39,48 @@ def reproduce(
     """
     import time
 
+    from trueup.atomic import write_atomically
     from trueup_lab.experiments import experiment, lacking, run_experiment
     from trueup_lab.experiments.document import report
     from trueup_lab.figures import draw
     from trueup_lab.processes import own_device, together
 
     began = time.monotonic()
+    check_limit(time_limit)
     if every or not (names or write):
         Console().print(_list(results, data))
         return
-    try:
-        chosen = [experiment(name) for name in names or ()]
-        with together() as processes, passes(quiet=processes.rank > 0) as tell:
-            first = processes.rank == 0
-            for one in chosen:
-                without = lacking(one, results, data)
-                for source in without if first else ():
-                    typer.echo(f"{one.name}: {source.missing(results, data)}", err=True)
-                finished = run_experiment(
-                    one,
-                    results,
-                    root=data,
-                    device=own_device(device),
-                    images=images,
-                    calibrate=calibrate,
-                    seeds=None if seeds is None else parse_seeds(seeds),
-                    targets=targets,
-                    time_limit=None if time_limit is None else time_limit - (time.monotonic() - began),
-                    processes=processes,
-                    report=tell,
-                )
-                if not finished:
-                    if first:
-                        typer.echo(f"{one.name}: stopped at the time limit; the same command continues")
-                    return
+    chosen = [experiment(name) for name in names or ()]
+    with together() as processes, passes(quiet=processes.rank > 0) as tell:
+        first = processes.rank == 0
+        for one in chosen:
+            without = lacking(one, results, data)
+            for source in without if first else ():
+                typer.echo(f"{one.name}: {source.missing(results, data)}", err=True)
+            finished = run_experiment(
+                one,
+                results,
+                root=data,
+                device=own_device(device),
+                images=images,
+                calibrate=calibrate,
+                seeds=None if seeds is None else parse_seeds(seeds),
+                targets=targets,
+                time_limit=None if time_limit is None else time_limit - (time.monotonic() - began),
+                processes=processes,
+                report=tell,
+            )
+            if not finished:
                 if first:
-                    for path in draw(one, results, root=data, images=images):
-                        typer.echo(f"{one.name}: {path}")
-                    typer.echo(f"{one.name}: done" + (", for the models that were found" if without else ""))
-            if write and first:
-                document.parent.mkdir(parents=True, exist_ok=True)
-                document.write_text(report(results, data))
-                typer.echo(f"{document} written")
-    except (ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+                    typer.echo(f"{one.name}: stopped at the time limit; the same command continues")
+                return
+            if first:
+                for path in draw(one, results, root=data, images=images):
+                    typer.echo(f"{one.name}: {path}")
+                typer.echo(f"{one.name}: done" + (", for the models that were found" if without else ""))
+        if write and first:
+            write_atomically(document, report(results, data).encode())
+            typer.echo(f"{document} written")
 
 
 def _list(results: Path, data: Path | None) -> Group:

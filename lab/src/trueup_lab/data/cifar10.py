@@ -33,8 +33,17 @@ def load(split: Split, root: DataRoot = None) -> Images:
 def _read_batch(path: Path) -> Images:
     if not path.exists():
         raise MissingDataError(f"CIFAR-10 is not at {path}; get it with `trueup data get cifar10`")
-    with path.open("rb") as file:
-        batch = _Unpickler(file, encoding="bytes").load()
+    try:
+        with path.open("rb") as file:
+            batch = _Unpickler(file, encoding="bytes").load()
+    except _RefusedError:
+        raise
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle may raise almost anything
+        raise ValueError(
+            f"{path} is damaged, or no CIFAR-10 batch ({type(error).__name__}: {error}); {_AGAIN}"
+        ) from error
     try:
         data, labels = batch[b"data"], batch[b"labels"]
     except (TypeError, KeyError) as error:
@@ -42,7 +51,14 @@ def _read_batch(path: Path) -> Images:
     if not isinstance(data, _PickledArray) or data.values.shape != (len(labels), 3072):
         raise ValueError(f"{path} is not a CIFAR-10 batch: b'data' must be uint8 ({len(labels)}, 3072); {_AGAIN}")
     images = torch.from_numpy(data.values.reshape(-1, 3, 32, 32))
-    return Images(images, torch.tensor(labels, dtype=torch.int64))
+    numbers = torch.tensor(labels, dtype=torch.int64)
+    if not ((numbers >= 0) & (numbers < 10)).all():
+        raise ValueError(f"{path} is damaged: labels must be 0 to 9; {_AGAIN}")
+    return Images(images, numbers)
+
+
+class _RefusedError(pickle.UnpicklingError, ValueError):
+    """Something that CIFAR-10's files do not hold."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -51,7 +67,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         stand_in = _STAND_INS.get((module, name))
         if stand_in is None:
-            raise pickle.UnpicklingError(
+            raise _RefusedError(
                 f"refused to build {module}.{name}: CIFAR-10's files hold arrays, lists and text only; {_AGAIN}"
             )
         return stand_in
@@ -66,7 +82,7 @@ class _PickledArray:
     def __setstate__(self, state: tuple[int, tuple[int, ...], object, bool, bytes]) -> None:
         _, shape, dtype, fortran, raw = state
         if not isinstance(dtype, _PickledType) or not isinstance(raw, bytes):
-            raise pickle.UnpicklingError("refused an array that does not hold bytes")
+            raise _RefusedError("refused an array that does not hold bytes")
         self.values = np.frombuffer(bytearray(raw), dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
@@ -75,7 +91,7 @@ class _PickledType:
 
     def __init__(self, code: object, *_: object) -> None:
         if code not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"refused an array of type {code!r}: CIFAR-10's arrays hold bytes, 'u1'")
+            raise _RefusedError(f"refused an array of type {code!r}: CIFAR-10's arrays hold bytes, 'u1'")
 
     def __setstate__(self, state: object) -> None:
         pass
@@ -84,7 +100,7 @@ class _PickledType:
 def _latin1_bytes(text: str, encoding: str) -> bytes:
     """Decode bytes as Python 3 writes them in protocol 2."""
     if encoding not in ("latin1", b"latin1"):
-        raise pickle.UnpicklingError(f"refused text in encoding {encoding!r}: expected 'latin1'")
+        raise _RefusedError(f"refused text in encoding {encoding!r}: expected 'latin1'")
     return text.encode("latin1")
 
 

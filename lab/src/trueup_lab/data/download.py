@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import os
 import shutil
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trueup_lab.data.corrupted_sets.manifest import Manifest
+from trueup_lab.data.corruptions import corruption_names
 from trueup_lab.data.root import DataRoot, data_root
+from trueup_lab.locks import locked
 
 DownloadProgress = Callable[[str, int, int | None], None]
 """Called with (file name, bytes downloaded, bytes in total, None if unknown)."""
@@ -73,7 +77,11 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
             "https://zenodo.org/records/3239543/files/mnist_c.zip",
             "4b34b33045869ee6d424616cd3a65da3",
             "MNIST-C",
-            ("MNIST-C/identity/test_images.npy", "MNIST-C/zigzag/test_images.npy"),
+            tuple(
+                f"MNIST-C/{name}/test_{what}.npy"
+                for name in corruption_names("mnist-c")
+                for what in ("images", "labels")
+            ),
         ),
     ),
     "cifar10-c": (
@@ -81,7 +89,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
             "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar",
             "56bf5dcef84df0e2308c6dcbcbbd8499",
             "",
-            ("CIFAR-10-C/labels.npy", "CIFAR-10-C/zoom_blur.npy"),
+            tuple(f"CIFAR-10-C/{name}.npy" for name in (*corruption_names("cifar10-c"), "labels")),
         ),
     ),
     "imagenet-c": (
@@ -107,7 +115,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
 """Files of each data set, by its name."""
 
 
-class DownloadError(RuntimeError):
+class DownloadError(OSError):
     """A download failed or is not the published file. The message names the file and the next step."""
 
 
@@ -117,7 +125,10 @@ def get(
     *,
     report: DownloadProgress = lambda *_: None,
 ) -> list[Path]:
-    """Download the data set `name` into the data root, unless it is there, and return its paths."""
+    """Download the data set `name` into the data root, unless it is there, and return its paths.
+
+    An archive is kept until all of it is unpacked, so that an interrupted call is noticed and continued.
+    """
     if name not in REMOTES:
         raise ValueError(f"unknown data set {name!r}; known: {', '.join(REMOTES)}")
     base = data_root(root)
@@ -127,15 +138,18 @@ def get(
                 f"{folder} holds files made by `trueup data make`; move it away to download the published ones"
             )
     for remote in REMOTES[name]:
-        if all((base / made).exists() for made in remote.makes):
-            continue
         archive = base / ".downloads" / remote.name
-        fetch(remote.url, archive, md5=remote.md5, report=report)
-        unpack(archive, base / remote.into)
-        missing = [made for made in remote.makes if not (base / made).exists()]
-        if missing:
-            raise DownloadError(f"{remote.url} was unpacked, but {base / missing[0]} is missing; report this")
-        archive.unlink()
+        if all((base / made).exists() for made in remote.makes) and not archive.exists():
+            continue
+        with locked(archive):
+            if all((base / made).exists() for made in remote.makes) and not archive.exists():
+                continue  # another process got it
+            fetch(remote.url, archive, md5=remote.md5, report=report)
+            unpack(archive, base / remote.into)
+            missing = [made for made in remote.makes if not (base / made).exists()]
+            if missing:
+                raise DownloadError(f"{remote.url} was unpacked, but {base / missing[0]} is missing; report this")
+            archive.unlink()
     return [base / made for remote in REMOTES[name] for made in remote.makes]
 
 
@@ -147,10 +161,16 @@ def fetch(url: str, path: Path, *, md5: str, report: DownloadProgress = lambda *
     part = path.with_name(path.name + ".part")
     try:
         _transfer(url, part, report)
-    except (urllib.error.URLError, OSError) as error:
+    except urllib.error.HTTPError as error:
         raise DownloadError(
-            f"could not download {url}: {error}. Run the same command again to resume, or put the file at {path}"
+            f"could not download {url}: the server answers {error.code} {error.reason}. Try again later, or put the "
+            f"file at {path}"
         ) from error
+    except (http.client.HTTPException, OSError) as error:
+        kept = part.stat().st_size if part.exists() else 0
+        again = f"{kept} bytes are kept: run the same command again to resume" if kept else "Try again"
+        reason = str(error) or type(error).__name__
+        raise DownloadError(f"could not download {url}: {reason}. {again}, or put the file at {path}") from error
     found = _md5(part)
     if found != md5:
         part.unlink()
@@ -181,8 +201,10 @@ def unpack(archive: Path, into: Path) -> None:
         _move_contents(beside, into)
     except tarfile.FilterError as error:
         raise DownloadError(f"{archive} was not unpacked: {error}") from error
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DownloadError(f"{archive} is damaged ({error}); delete it and try again") from error
     finally:
-        shutil.rmtree(beside)
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _move_contents(source: Path, into: Path) -> None:
@@ -204,6 +226,7 @@ def _transfer(url: str, part: Path, report: DownloadProgress) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == 416:  # the range starts at the end: the file is complete
             return
         raise
@@ -214,7 +237,7 @@ def _transfer(url: str, part: Path, report: DownloadProgress) -> None:
         total = here + int(length) if length else None
         with part.open("ab" if resumed else "wb") as file:
             report(part.stem, here, total)
-            while block := response.read(1 << 20):
+            while block := response.read1(1 << 20):  # what has come, so that an interruption loses none of it
                 file.write(block)
                 here += len(block)
                 report(part.stem, here, total)

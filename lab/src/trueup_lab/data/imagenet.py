@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import random
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from trueup_lab.data.images import Images
+from trueup_lab.data.marks import check_jpeg
 from trueup_lab.data.root import MissingDataError
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -82,8 +84,13 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 
 def read_image(path: Path, crop: Crop, chance: random.Random | None = None) -> Tensor:
     """Read `path` as uint8 (3, size, size), cropped at random by `chance`, or in the middle if that is None."""
-    with Image.open(path) as opened:
-        image = opened.convert("RGB")
+    content = path.read_bytes()
+    check_jpeg(path, content)
+    try:
+        with Image.open(io.BytesIO(content)) as opened:
+            image = opened.convert("RGB")
+    except OSError as error:
+        raise ValueError(f"{path} is no image, or is damaged ({error}); delete it or get it again") from error
     square = _middle(image, crop) if chance is None else _random_piece(image, crop, chance)
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 

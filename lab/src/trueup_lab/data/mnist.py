@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,10 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray[tuple[int, ...], np.dty
     if path.exists():
         content = path.read_bytes()
     elif packed.exists():
-        content = gzip.decompress(packed.read_bytes())
+        try:
+            content = gzip.decompress(packed.read_bytes())
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{packed} is damaged ({error}); {_AGAIN}") from error
     else:
         raise MissingDataError(f"MNIST is not at {path}; get it with `trueup data get mnist`")
     # Header: two zero bytes, the type (8: unsigned byte), the number of dimensions, each size as a big-endian uint32.

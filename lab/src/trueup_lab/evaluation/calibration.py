@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from trueup import Targets, calibrate, sites
+from trueup import Targets, __version__, calibrate
 from trueup_lab.evaluation.sets import Benchmark
 from trueup_lab.evaluation.subjects import Subject
 from trueup_lab.processes import ALONE, Processes
+
+Watch = Callable[[Iterator[Tensor]], Iterator[Tensor]]
+"""Passes images on, and may report or stop between them."""
 
 
 def targets_of(
@@ -23,23 +27,26 @@ def targets_of(
     batch: int,
     processes: Processes = ALONE,
     decide: bool = False,
+    watch: Watch = lambda images: images,
 ) -> Targets:
     """Return the targets of a subject from `count` clean images (None: all).
 
-    `model` is the subject's model on the benchmark's device. Targets are read from `folder` if an earlier call saved
-    them there, unless an earlier version did, which lacked norms or the gate. Several processes calibrate on a part of
+    `model` is the subject's model on the benchmark's device. Targets are read from `folder` if an earlier call of
+    this version of trueup saved them there undamaged. Several processes calibrate on a part of
     the images each; all of them must call this, and all get the targets of all images. With `decide`, calibration
     also chooses a setting for the model.
     """
     decided = "-decided" if decide else ""
     aside = f"-every{benchmark.set_aside}" if benchmark.set_aside else ""
-    path = folder / f"{subject.key}-{benchmark.calibration_count(count)}{aside}{decided}.trueup.safetensors"
+    name = f"{subject.key}-{benchmark.calibration_count(count)}{aside}{decided}-{__version__}"
+    path = folder / f"{name}.trueup.safetensors"
     if path.exists():
-        targets = Targets.load(path)
-        if targets.gate or not sites(model, select=lambda site: site.kind == "norm"):
-            return targets
+        try:
+            return Targets.load(path)
+        except ValueError as error:
+            warnings.warn(f"{error}; calibrating once more", stacklevel=2)
     images = clean_images(subject, benchmark, count, batch=batch, processes=processes)
-    targets = calibrate(model, images, decide=decide)
+    targets = calibrate(model, watch(images), decide=decide)
     if processes.rank == 0:
         targets.save(path)
     return targets

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from trueup import Corrected, __version__
 from trueup_lab.data.corrupted_sets import Origin
 from trueup_lab.devices import device_name
-from trueup_lab.evaluation.calibration import clean_images, targets_of
+from trueup_lab.evaluation.calibration import Watch, clean_images, targets_of
 from trueup_lab.evaluation.methods import Calibrating, Default, Forgetful, Method, Network, is_continual
 from trueup_lab.evaluation.per_image import write_counts
 from trueup_lab.evaluation.precision import measured_precision
@@ -35,6 +37,7 @@ from trueup_lab.tables import append_rows, read_table, start_table
 
 # Pixel values per forward pass of a stateless method: enough to keep a GPU busy, few enough for a CPU's cache.
 _PASS = {"cuda": 1 << 23, "cpu": 1 << 18}
+_KEY = attrgetter("key")
 _CHUNK = {"cuda": 1 << 31, "cpu": 1 << 28}  # bytes of images held at a time
 
 
@@ -60,8 +63,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_stream(self.stream)
-        if self.batch < 1:
-            raise ValueError(f"batch={self.batch}: expected at least one image")
+        for name, count in (("batch", self.batch), ("images", self.images), ("calibrate", self.calibrate)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name}={count}: expected at least one image")
+        if self.origin not in (None, *get_args(Origin)):
+            raise ValueError(f"origin={self.origin!r}: expected one of {', '.join(get_args(Origin))}")
+        if not self.severities or not set(self.severities) <= {1, 2, 3, 4, 5}:
+            raise ValueError(f"severities={self.severities}: expected some of 1, 2, 3, 4, 5")
+        if not self.methods:
+            raise ValueError("methods=(): expected at least one method")
         names = [method.name for method in self.methods]
         if len(set(names)) != len(names):
             raise ValueError(f"methods={', '.join(names)}: two have the same name; leave one out")
@@ -82,6 +92,21 @@ class EvaluationProgress:
         return self.seconds / self.done * (self.total - self.done) if self.done else 0.0
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: whether its plan is complete, and the plan's rows, measured now or before.
+
+    It is true if the plan is complete. `left_out` pairs models with methods that they do not support.
+    """
+
+    complete: bool
+    rows: list[EvaluationRow]
+    left_out: list[tuple[str, str]]
+
+    def __bool__(self) -> bool:
+        return self.complete
+
+
 def evaluate(
     subjects: Sequence[Subject],
     plan: Plan,
@@ -94,19 +119,26 @@ def evaluate(
     pass_size: int | None = None,
     processes: Processes = ALONE,
     report: Callable[[EvaluationProgress], None] = lambda _: None,
-) -> bool:
-    """Measure what is missing from the CSV file `out`. Return whether it is complete now.
+) -> Outcome:
+    """Measure what is missing from the CSV file `out`. The outcome is true if the plan is complete now.
 
-    Rows are appended as they are measured, so a killed run continues where it stopped. With a `time_limit` in seconds
-    the run stops between two passes when another might not fit. Methods that a model does not support (no batch norm)
-    are skipped. `pass_size` is the number of images per forward pass of stateless methods; it changes only the speed.
-    `targets` is the folder for calibrations. Under torchrun, pass each process its `processes`: they share the test
-    sets, and the rows are the same.
+    Rows are appended as they are measured, so a killed run continues where it stopped, and several runs may share the
+    file. With a `time_limit` in seconds the run stops between two passes when another might not fit; a calibration
+    that is longer than the limit is an error. Methods that a model does not support (no batch norm) are left out; if
+    none is left, that is an error. `pass_size` is the number of images per forward pass of stateless methods; it
+    changes only the speed. `targets` is the folder for calibrations. Under torchrun, pass each process its `processes`:
+    they share the test sets, and the rows are the same.
 
     Models for segmentation give rows of `SegmentationRow`, and counts per image in a folder beside `out`
     (`trueup_lab.evaluation.per_image`). They need a file of their own.
     """
     kind = row_kind(subjects)
+    left_out = [
+        (subject.name, method.name) for subject in subjects for method in plan.methods if not subject.takes(method)
+    ]
+    if len(left_out) == len(subjects) * len(plan.methods):
+        reasons = "; ".join(f"{model} has no batch norm, which {method} needs" for model, method in left_out)
+        raise ValueError(f"nothing to measure: {reasons or 'no model is chosen'}")
     if processes.rank == 0:
         start_table(out, kind)
     processes.wait()
@@ -125,21 +157,59 @@ def evaluate(
         )
         for name in dict.fromkeys(subject.set for subject in subjects)
     }
+    wanted: set[tuple[object, ...]] = set()
     work = [
         _Job(benchmark, stages, pairs)
         for benchmark in benchmarks.values()
-        for stages, pairs in _jobs(benchmark, subjects, plan, done)
+        for stages, pairs in _jobs(benchmark, subjects, plan, done, wanted)
     ]
     bench = _Workbench(plan, Path(targets), Path(out), pass_size, processes)
+    passes = sum(len(job.pairs) for job in work)
+
+    def tell(what: str) -> None:
+        report(EvaluationProgress(0, passes, clock.elapsed, what))
+
+    def outcome(complete: bool) -> Outcome:
+        found = {row.key: row for row in reversed(read_table(out, kind)) if row.key in wanted}
+        return Outcome(complete, list(reversed(found.values())), left_out)
+
+    if work:
+        images = sum(len(job.pairs) * len(stage) * len(job.benchmark.numbers) for job in work for stage in job.stages)
+        tell(f"{passes} passes to do, over {images} images in all")
     for pair, benchmark in {
         pair: job.benchmark for job in work for pair in job.pairs if pair.method.needs.targets
     }.items():
         if processes.any(clock.stops("calibration")):
-            return False
+            return outcome(complete=False)
         with clock.timing("calibration"):
-            bench.targets(benchmark, pair)
+            count = benchmark.calibration_count(plan.calibrate)
+            bench.targets(benchmark, pair, partial(_watched, pair.subject.name, count, clock, tell, processes))
     mine = [job for number, job in enumerate(work) if processes.mine(number)]
-    return not processes.any(not _work_off(mine, bench, clock, out, report))
+    return outcome(complete=not processes.any(not _work_off(mine, bench, clock, out, report)))
+
+
+def _watched(
+    model: str,
+    count: int,
+    clock: _Clock,
+    tell: Callable[[str], None],
+    processes: Processes,
+    images: Iterator[Tensor],
+) -> Iterator[Tensor]:
+    """Yield the images of a calibration, tell how far it is, and stop it at the time limit."""
+    began, seen = time.monotonic(), 0
+    tell(f"calibrating {model} on {count} images")
+    for batch in images:
+        # Several processes calibrate together: one that stopped would leave the others waiting.
+        if seen and processes.world == 1 and clock.stops():
+            needed = (time.monotonic() - began) * count / seen
+            raise ValueError(
+                f"the time limit of {clock.limit:g} s ended the calibration of {model} after {seen} of {count} images, "
+                f"and it cannot be continued; it takes about {needed:.0f} s: give it more time, or fewer images"
+            )
+        yield batch
+        seen += len(batch) * processes.world
+        tell(f"calibrating {model}: {min(seen, count)} of {count} images")
 
 
 def row_kind(subjects: Sequence[Subject]) -> type[EvaluationRow]:
@@ -159,7 +229,7 @@ def _work_off(
         for rows in bench.run(job, clock):
             if rows is None:
                 return False
-            append_rows(out, rows)
+            append_rows(out, rows, key=_KEY)
             finished += 1
             last = rows[-1]
             what = f"{last.model} {last.seed}, {last.method}, {last.corruption} {last.severity}"
@@ -197,9 +267,13 @@ class _Job:
 
 
 def _jobs(
-    benchmark: Benchmark, subjects: Iterable[Subject], plan: Plan, done: set[tuple[object, ...]]
+    benchmark: Benchmark,
+    subjects: Iterable[Subject],
+    plan: Plan,
+    done: set[tuple[object, ...]],
+    wanted: set[tuple[object, ...]],
 ) -> list[tuple[list[list[Case]], list[_Pair]]]:
-    """Return the jobs that are left, in order."""
+    """Return the jobs that are left, in order. The keys of all rows of the plan are added to `wanted`."""
     cases = benchmark.cases(plan.severities, plan.only)
     stages = benchmark.groups(cases) if plan.stream == "mixed" else [[case] for case in cases]
     pairs = [
@@ -213,13 +287,19 @@ def _jobs(
 
     opened = [[benchmark.open(case) for case in stage] for stage in stages]
 
-    def missing(pair: _Pair, sets: list[TestSet]) -> bool:
-        rows = (_row(pair, plan, test, calibrated=calibrated, sequence=_digest(stages)) for test in sets)
-        return any(row.key not in done for row in rows)
+    keys = {
+        (pair, number): {_row(pair, plan, test, calibrated=calibrated, sequence=_digest(stages)).key for test in sets}
+        for pair in pairs
+        for number, sets in enumerate(opened)
+    }
+    wanted.update(*keys.values())
+
+    def missing(pair: _Pair, number: int) -> bool:
+        return not keys[pair, number] <= done
 
     forgetful = [pair for pair in pairs if not is_continual(pair.method)]
-    left = [[pair for pair in forgetful if missing(pair, sets)] for sets in opened]
-    unfinished = [p for p in pairs if is_continual(p.method) and any(missing(p, sets) for sets in opened)]
+    left = [[pair for pair in forgetful if missing(pair, number)] for number in range(len(stages))]
+    unfinished = [p for p in pairs if is_continual(p.method) and any(missing(p, k) for k in range(len(stages)))]
     return [
         *(([stage], waiting) for stage, waiting in zip(stages, left, strict=True) if waiting),
         *((stages, [pair]) for pair in unfinished),
@@ -252,7 +332,7 @@ def _row(
         images=len(test.labels),
         ms=float(f"{ms:.4g}"),
         data=test.origin,
-        data_seed=plan.seed if test.origin == "generated" else 0,
+        data_seed=plan.seed if test.origin.startswith("generated") else 0,
         calibrated=calibrated if needs.targets else 0,
         needs=str(needs),
         checkpoint=subject.checkpoint,
@@ -362,21 +442,21 @@ class _Workbench:
             self._models[subject.key] = copy.deepcopy(subject.model).eval().to(benchmark.device)
         return self._models[subject.key]
 
-    def targets(self, benchmark: Benchmark, pair: _Pair) -> object:
+    def targets(self, benchmark: Benchmark, pair: _Pair, watch: Watch = lambda images: images) -> object:
         """Return the calibration that a method needs: its own kind, or the subject's targets."""
         own = isinstance(pair.method, Calibrating)
         key = pair.name if own else (pair.subject.key, "decided" if isinstance(pair.method, Default) else "")
         if key not in self._targets:
             with measured_precision():
-                self._targets[key] = self._calibrate(benchmark, pair)
+                self._targets[key] = self._calibrate(benchmark, pair, watch)
         return self._targets[key]
 
-    def _calibrate(self, benchmark: Benchmark, pair: _Pair) -> object:
+    def _calibrate(self, benchmark: Benchmark, pair: _Pair, watch: Watch) -> object:
         subject, count = pair.subject, self.plan.calibrate
         model = self._model(benchmark, subject)
         batch = self._pass_size(benchmark.open(Case("identity", 0)).take(torch.tensor([0])))
         if isinstance(pair.method, Calibrating):
-            return pair.method.calibrate(model, clean_images(subject, benchmark, count, batch=batch))
+            return pair.method.calibrate(model, watch(clean_images(subject, benchmark, count, batch=batch)))
         return targets_of(
             subject,
             model,
@@ -386,6 +466,7 @@ class _Workbench:
             batch=batch,
             processes=self.processes,
             decide=isinstance(pair.method, Default),
+            watch=watch,
         )
 
     def _network(self, benchmark: Benchmark, pair: _Pair) -> Network:

@@ -53,7 +53,7 @@ class TestSet:
 
     case: Case
     labels: Tensor  # (images,) int64, or (images, H, W) uint8 for segmentation; on the CPU
-    origin: str  # clean, published or generated
+    origin: str  # clean, published, generated, or generated and stored as JPEG
     take: Callable[[Tensor], Tensor]
 
 
@@ -173,9 +173,10 @@ class Benchmark:
             if folder.seed is not None:
                 return None
             labels = torch.tensor([folder.source.files[number][1] for number in self.numbers.tolist()])
-            source, origin = folder.source, folder.origin
-            return TestSet(case, labels, origin, lambda at: _read(source, self.numbers[at.cpu()]).to(self.device))
-        found = arrays.read(self.family, case.corruption, case.severity, self.root)
+            # Stored images went through JPEG, and give other accuracies than those that are generated on the way.
+            source, stored = folder.source, "generated, jpeg" if folder.origin == "generated" else folder.origin
+            return TestSet(case, labels, stored, lambda at: _read(source, self.numbers[at.cpu()]).to(self.device))
+        found = arrays.read(self.family, case.corruption, case.severity, self.root, seed=self.seed)
         if found is None or self.origin not in (None, found[1]):
             if self.origin == "published":
                 raise arrays.missing(self.family, case.corruption, case.severity, self.root)

@@ -14,6 +14,7 @@ from trueup_lab import models
 from trueup_lab.data.images import EFFICIENTNET_LITE, ESPNET_CAMVID, IMAGENET, NORMALISATION, Normalisation
 from trueup_lab.data.sets import SETS
 from trueup_lab.evaluation.methods import Method, has_batch_norm
+from trueup_lab.models.files import ForeignFileError
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ def read_subjects(where: str | os.PathLike[str], seeds: Sequence[int] | None = N
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     try:
         record = models.read_record(path)
-    except ValueError:  # not our format
+    except ForeignFileError:
         model = models.load_public(path)
         trained_on, normalisation = _published(model)
         norm = "bn" if has_batch_norm(model) else "other"

@@ -43,12 +43,16 @@ def run_experiment(
     `images`, `calibrate` and `seeds` limit the work. The rows record the limits.
     """
     began = time.monotonic()
+    chosen = 0
     for found, columns in _by_source(experiment):
         path = found.find(results, root)
         if not path.is_file():
             continue
         first = columns[0]
         wanted = first.seeds if seeds is None else tuple(s for s in seeds if first.seeds is None or s in first.seeds)
+        if seeds is not None and not wanted:
+            continue
+        chosen += 1
         left = None if time_limit is None else time_limit - (time.monotonic() - began)
         finished = evaluate(
             read_subjects(path, wanted),
@@ -70,6 +74,8 @@ def run_experiment(
         )
         if not finished:
             return False
+    if seeds is not None and not chosen and not lacking(experiment, results, root):
+        raise ValueError(f"seeds={seeds}: {experiment.name} uses none of these models")
     return True
 
 

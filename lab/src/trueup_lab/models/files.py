@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save
+import torch
 from torch import Tensor, nn
 
 from trueup.atomic import write_atomically
-from trueup_lab.models.architectures import find_architecture
+from trueup_lab.data.images import NORMALISATION
+from trueup_lab.models.architectures import check_variant, find_architecture
 from trueup_lab.models.resnet20 import GROUPS, Shortcut
 from trueup_lab.models.weights import load_weights
+from trueup_lab.tensor_files import read_facts, read_tensors, save_tensors
 
 FORMAT = 1
+SUMS = "SHA256SUMS"
+
+
+class ForeignFileError(ValueError):
+    """A safetensors file that trueup did not write."""
 
 
 @dataclass(frozen=True)
@@ -55,43 +61,94 @@ class Record:
 
 
 def save_models(path: str | os.PathLike[str], weights: Mapping[int, Mapping[str, Tensor]], record: Record) -> None:
-    """Write the models' weights, by seed, and their record to a safetensors file."""
-    tensors = {
-        f"{seed}/{key}": tensor.detach().cpu().contiguous()
-        for seed, one in weights.items()
-        for key, tensor in shipped(one).items()
-    }
-    metadata = {"trueup": json.dumps({"format": FORMAT, "kind": "models"} | asdict(record))}
-    write_atomically(Path(path), save(tensors, metadata=metadata))
+    """Write the models' weights, by seed, and their record to a checksummed safetensors file."""
+    tensors = {f"{seed}/{key}": tensor for seed, one in weights.items() for key, tensor in shipped(one).items()}
+    _list_sum(path, None)  # before the file is replaced: a crash in between leaves it unlisted, not contradicted
+    save_tensors(path, tensors, {"format": FORMAT, "kind": "models"} | asdict(record))
+    _list_sum(path, hashlib.sha256(Path(path).read_bytes()).hexdigest())
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
     """Read the record of a file that `save_models` wrote."""
-    with safe_open(os.fspath(path), framework="pt") as file:
-        metadata: dict[str, str] = file.metadata() or {}
-    facts = json.loads(metadata.get("trueup", "{}"))
-    if facts.get("kind") != "models":
-        raise ValueError(
-            f"{os.fspath(path)} holds no models of trueup; for a published network, try models.load_public"
-        )
-    if facts["format"] != FORMAT:
-        raise ValueError(
-            f"{os.fspath(path)} is in format {facts['format']}, this version reads {FORMAT}; update trueup-lab"
-        )
-    accuracy = {int(seed): value for seed, value in facts["accuracy"].items()}
-    rest = {key: value for key, value in facts.items() if key not in ("format", "kind", "accuracy")}
-    return Record(**rest, accuracy=accuracy)
+    check_sum(path)
+    return _record(path, read_tensors(path)[1])
 
 
 def read_models(path: str | os.PathLike[str]) -> dict[int, nn.Module]:
     """Read the models of a file that `save_models` wrote, by seed, in float32 and evaluation mode."""
-    record = read_record(path)
+    check_sum(path)
+    tensors, metadata = read_tensors(path)
+    record = _record(path, metadata)
     by_seed: dict[int, dict[str, Tensor]] = {}
-    with safe_open(os.fspath(path), framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118
+    try:
+        for name, tensor in tensors.items():
             seed, _, key = name.partition("/")
-            by_seed.setdefault(int(seed), {})[key] = file.get_tensor(name)
-    return {seed: load_weights(record.build(), by_seed[seed]).eval() for seed in sorted(by_seed)}
+            wanted = torch.float16 if tensor.dim() > 1 else torch.float32
+            if tensor.dtype != wanted:
+                raise ValueError(f"{name} is {tensor.dtype}, expected {wanted}")
+            by_seed.setdefault(int(seed), {})[key] = tensor
+        if not by_seed:
+            raise ValueError("it holds no models")
+        return {seed: load_weights(record.build(), by_seed[seed]).eval() for seed in sorted(by_seed)}
+    except (ValueError, RuntimeError, TypeError) as error:
+        what = " ".join(str(error).split())
+        raise ValueError(f"{os.fspath(path)} is a damaged model file: {what}; get or make it again") from error
+
+
+def check_sum(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError if a list SHA256SUMS lies beside a file and has another checksum for it.
+
+    `sha256sum -c SHA256SUMS` checks the same. Files of earlier versions have no checksum of their own.
+    """
+    path = Path(path)
+    listed = _sums(path)
+    if not path.is_file() or path.name not in listed:
+        return
+    if hashlib.sha256(path.read_bytes()).hexdigest() != listed[path.name]:
+        raise ValueError(f"{path} is damaged: it does not match {SUMS} beside it; get it again")
+
+
+def _sums(path: Path) -> dict[str, str]:
+    """Return the checksums listed beside a file, by name."""
+    sums = path.with_name(SUMS)
+    lines = sums.read_text(encoding="utf-8").splitlines() if sums.is_file() else []
+    return {name.lstrip("*"): digest for digest, name in (line.split() for line in lines if len(line.split()) == 2)}
+
+
+def _list_sum(path: str | os.PathLike[str], digest: str | None) -> None:
+    """Change a file's entry in the list beside it, if there is a list; None removes the entry."""
+    path = Path(path)
+    if not path.with_name(SUMS).is_file():
+        return
+    rest = {name: value for name, value in _sums(path).items() if name != path.name}
+    listed = rest if digest is None else rest | {path.name: digest}
+    text = "".join(f"{value}  {name}\n" for name, value in sorted(listed.items()))
+    write_atomically(path.with_name(SUMS), text.encode())
+
+
+def _record(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> Record:
+    facts = read_facts(path, metadata)
+    if facts is None or facts.get("kind") != "models":
+        raise ForeignFileError(
+            f"{os.fspath(path)} holds no models of trueup; for a published network, try models.load_public"
+        )
+    if facts.get("format") != FORMAT:
+        raise ValueError(
+            f"{os.fspath(path)} is in format {facts.get('format')}, this version reads {FORMAT}; update trueup-lab"
+        )
+    try:
+        accuracy = {int(seed): float(value) for seed, value in facts["accuracy"].items()}
+        rest = {key: value for key, value in facts.items() if key not in ("format", "kind", "accuracy")}
+        record = Record(**rest, accuracy=accuracy)
+        check_variant(record.architecture, record.norm)
+        if record.set not in NORMALISATION:
+            raise ValueError(f"unknown set {record.set!r}")
+        if not all(isinstance(count, int) and 0 < count < 10_000 for count in (record.channels, record.classes)):
+            raise ValueError(f"{record.channels} channels and {record.classes} classes")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{os.fspath(path)} is a damaged model file: {what}; get or make it again") from error
+    return record
 
 
 def shipped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

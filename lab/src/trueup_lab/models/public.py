@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from trueup_lab.models.efficientnet_lite import EfficientNetLite0
@@ -14,6 +13,7 @@ from trueup_lab.models.mobilenet_v2 import MobileNetV2
 from trueup_lab.models.resnet20 import ResNet20
 from trueup_lab.models.resnet50 import ResNet50
 from trueup_lab.models.weights import load_weights
+from trueup_lab.tensor_files import read_tensors
 
 Weights = Mapping[str, Tensor]
 Build = Callable[[Weights, Mapping[str, str]], nn.Module]
@@ -35,14 +35,19 @@ def load_public(path: str | os.PathLike[str]) -> nn.Module:
     The metadata of a ResNet-50 may hold the convolution that has the stride (`stride`: `3x3` or `1x1`), the norm's
     epsilon (`eps`), and the norm if it is not batch norm (`norm`: `bn`, `gn`, `frn` or `frn-relu`).
     """
-    with safe_open(os.fspath(path), framework="pt") as file:
-        metadata: dict[str, str] = file.metadata() or {}
-        weights: dict[str, Tensor] = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118
+    tensors, metadata = read_tensors(path)
+    weights = {key: tensor.float() for key, tensor in tensors.items()}
     for mark, build in _BUILDERS.items():
         if mark in weights:
             if mark == "linear.weight":
                 weights = {key.replace("linear.", "fc."): tensor for key, tensor in weights.items()}
-            return load_weights(build(weights, metadata), weights).eval()
+            try:
+                return load_weights(build(weights, metadata), weights).eval()
+            except (RuntimeError, KeyError, IndexError, TypeError, ValueError) as error:
+                reason = " ".join(str(error).split())[:300]
+                raise ValueError(
+                    f"{os.fspath(path)} does not hold the network that {mark} stands for: {reason}"
+                ) from error
     raise ValueError(
         f"{os.fspath(path)} holds none of the known networks: expected one of the keys {', '.join(_BUILDERS)}; "
         f"its first keys are {', '.join(sorted(weights)[:4])}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from trueup_lab.devices import device_name
+from trueup_lab.locks import locked
 from trueup_lab.tables import number, read_table, write_table
 
 
@@ -76,8 +77,9 @@ def measured_on(device: torch.device, row: TimingRow) -> TimingRow:
 def write_timings(path: Path, rows: Iterable[TimingRow]) -> None:
     """Write rows to a file, in place of its rows of the same cases."""
     rows = list(rows)
-    kept = [row for row in read_timings(path) if row.case not in {new.case for new in rows}]
-    write_table(path, TimingRow, [*kept, *rows])
+    with locked(path):  # another process may add its rows at the same time
+        kept = [row for row in read_timings(path) if row.case not in {new.case for new in rows}]
+        write_table(path, TimingRow, [*kept, *rows])
 
 
 def read_timings(path: Path) -> list[TimingRow]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-import torch
+from trueup_lab.devices import find_device
 
+Precision = Literal["bfloat16", "float32"]
 Compile = Literal["none", "default", "max-autotune-no-cudagraphs"]
 COMPILES: tuple[Compile, ...] = ("none", "default", "max-autotune-no-cudagraphs")
 
@@ -26,7 +27,7 @@ class Engine:
     """
 
     device: str = "cpu"
-    precision: Literal["bfloat16", "float32"] = "float32"
+    precision: Precision = "float32"
     compile: Compile = "none"
     graphs: bool = False
     streams: int = 0
@@ -35,6 +36,14 @@ class Engine:
     autotune: bool = False
 
     def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision={self.precision!r}: expected one of {', '.join(get_args(Precision))}")
+        if self.streams < 0:
+            raise ValueError(f"streams={self.streams}: expected 0 (one per model) or more")
+        if (self.streams or self.autotune) and not self.device.startswith("cuda"):
+            raise ValueError(f"streams and autotune need a CUDA device, not {self.device!r}; leave them out")
+        if self.combo and self.compile == "none":
+            raise ValueError("combo needs a compiler: choose a compile mode, or leave it out")
         if self.compile not in COMPILES:
             raise ValueError(f"unknown compile mode {self.compile!r}; known: {', '.join(COMPILES)}")
         if self.graphs and not self.device.startswith("cuda"):
@@ -46,7 +55,7 @@ def default_engine(device: str | None = None) -> Engine:
 
     `device` None is the GPU if there is one.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device(device)
     if not device.startswith("cuda"):
         return Engine(device)
     return Engine(device, precision="bfloat16", compile="default", graphs=True, channels_last=True)

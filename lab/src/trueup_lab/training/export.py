@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from trueup_lab.locks import locked
 from trueup_lab.models.files import Record, save_models
 from trueup_lab.tables import number, read_table, write_table
 from trueup_lab.training.run import load_run
@@ -148,5 +149,6 @@ def accuracy_rows(record: Record) -> list[AccuracyRow]:
 
 def _merge_rows(table: Path, rows: list[AccuracyRow]) -> None:
     new = {row.network for row in rows}
-    kept = [row for row in read_table(table, AccuracyRow) if row.network not in new]
-    write_table(table, AccuracyRow, sorted(kept + rows, key=lambda row: (*row.network, row.seed)))
+    with locked(table):  # another process may add its rows at the same time
+        kept = [row for row in read_table(table, AccuracyRow) if row.network not in new]
+        write_table(table, AccuracyRow, sorted(kept + rows, key=lambda row: (*row.network, row.seed)))

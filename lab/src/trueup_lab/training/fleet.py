@@ -54,13 +54,19 @@ class Fleet:
                 for k, trainee in enumerate(self.trainees):
                     trainee.capture(streams[k % len(streams)])
 
-    def train_epoch(self, epoch: int, *, steps: int | None = None) -> list[tuple[float, float]]:
-        """Train all models for `epoch` (from 0), or its first `steps`. Return each one's mean loss and accuracy."""
+    def train_epoch(
+        self, epoch: int, *, steps: int | None = None, watch: Callable[[int], None] = lambda _: None
+    ) -> list[tuple[float, float]]:
+        """Train all models for `epoch` (from 0), or its first `steps`. Return each one's mean loss and accuracy.
+
+        `watch` is called before each step with the number of steps done, and may raise.
+        """
         steps = self.steps if steps is None else min(steps, self.steps)
         for trainee in self.trainees:
             trainee.begin_epoch(epoch)
         with _backends(self.engine):
-            for _ in range(steps):
+            for done in range(steps):
+                watch(done)
                 for trainee in self.trainees:
                     trainee.step()
         return [trainee.end_epoch(steps) for trainee in self.trainees]

@@ -34,7 +34,7 @@ from trueup_lab.models.norms import NormName
 from trueup_lab.models.resnet50 import GROUPS, ResNet50
 from trueup_lab.models.weights import weights_of
 from trueup_lab.processes import own_device, together
-from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
+from trueup_lab.training.checkpoint import damaged, load_checkpoint, save_checkpoint
 from trueup_lab.training.recipes import Recipe, learning_rate
 
 
@@ -187,11 +187,15 @@ def _resume(
     if not path.exists():
         return 0, []
     tensors, facts = load_checkpoint(path)
-    if facts["choices"] != _plain(choices):
-        raise ValueError(f"{path} is of another run: {facts['choices']}, not {_plain(choices)}. Choose another folder")
-    for name, tensor in _state(model, momentum).items():
-        tensor.copy_(tensors[name])
-    return len(facts["history"]), facts["history"]
+    if facts.get("choices") != _plain(choices):
+        there = facts.get("choices")
+        raise ValueError(f"{path} is of another run: {there}, not {_plain(choices)}. Choose another folder")
+    try:
+        for name, tensor in _state(model, momentum).items():
+            tensor.copy_(tensors[name])
+        return len(facts["history"]), facts["history"]
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise damaged(path, error) from error
 
 
 def _save(

@@ -50,6 +50,22 @@ class Recipe:
             raise ValueError(f"unknown optimiser {self.optimiser!r}; known: {', '.join(get_args(Optimiser))}")
         if self.schedule not in get_args(Schedule):
             raise ValueError(f"unknown schedule {self.schedule!r}; known: {', '.join(get_args(Schedule))}")
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected 1 or more")
+        for name in ("rate", "warmup_from"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a number above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay={self.weight_decay}: expected 0 or more")
+        if not 0 <= self.warmup_epochs <= self.epochs:
+            raise ValueError(f"warmup_epochs={self.warmup_epochs}: expected 0 to {self.epochs}, the number of epochs")
+        for name in ("momentum", "second_momentum", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more, and less than 1")
+        for name in ("mixing", "erasing", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a share from 0 to 1")
 
 
 RECIPES = {
@@ -136,6 +152,8 @@ def shortened(recipe: Recipe, epochs: int) -> Recipe:
     >>> shortened(RECIPES["cifar10"], 30).decay_after
     (15, 22)
     """
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs}: expected 1 or more")
     return replace(
         recipe,
         epochs=epochs,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,20 @@ from trueup_lab.data.images import Images
 from trueup_lab.data.sets import SETS
 from trueup_lab.devices import device_name
 from trueup_lab.durations import duration
+from trueup_lab.locks import locked
 from trueup_lab.models.architectures import check_variant
 from trueup_lab.models.files import Record, shipped
 from trueup_lab.models.resnet20 import GROUPS, Shortcut
-from trueup_lab.models.weights import load_weights
+from trueup_lab.models.weights import load_weights, weights_of
 from trueup_lab.tables import write_table
 from trueup_lab.training.accuracy import accuracy
-from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
+from trueup_lab.training.checkpoint import damaged, load_checkpoint, save_checkpoint
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.fleet import Fleet
 from trueup_lab.training.recipes import Recipe
 
 CHECKPOINT, RECORD, HISTORY = "checkpoint.safetensors", "record.json", "history.csv"
+RESERVE = 2.0  # seconds before a time limit, for the checkpoint
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class Choices:
         check_variant(self.architecture, self.norm)
         if self.set not in SETS:
             raise ValueError(f"unknown set {self.set!r}; known: {', '.join(SETS)}")
+        if self.shortcut not in get_args(Shortcut):
+            raise ValueError(f"unknown shortcut {self.shortcut!r}; known: {', '.join(get_args(Shortcut))}")
+        if self.norm == "gn" and (self.groups < 1 or 16 % self.groups):
+            raise ValueError(f"groups={self.groups}: expected 1, 2, 4, 8 or 16, so that 16 channels are divisible")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"Choices(seeds={self.seeds}): expected one or more different seeds")
 
@@ -123,8 +129,30 @@ def train(
     """Train the models that `choices` describe, and return them by seed, in evaluation mode.
 
     With `out`, write a checkpoint there every `checkpoint_every` epochs, and continue from a checkpoint found there.
-    With a `time_limit` in seconds, stop with a checkpoint when another epoch might not fit, and return None.
+    With a `time_limit` in seconds, stop with a checkpoint when another epoch might not fit, and return None; a limit
+    that is too short for one epoch is an error.
     """
+    if out is None:
+        return _train(
+            choices, train_images, test_images, engine, None, time_limit, checkpoint_every, test_every, report
+        )
+    with locked(out / CHECKPOINT, wait=False):
+        for left in out.glob(f".{CHECKPOINT}.[0-9]*"):
+            left.unlink()  # by a process that was killed while it wrote
+        return _train(choices, train_images, test_images, engine, out, time_limit, checkpoint_every, test_every, report)
+
+
+def _train(
+    choices: Choices,
+    train_images: Images,
+    test_images: Images,
+    engine: Engine,
+    out: Path | None,
+    time_limit: float | None,
+    checkpoint_every: int,
+    test_every: int,
+    report: Callable[[TrainingProgress], None],
+) -> dict[int, nn.Module] | None:
     began = time.monotonic()
     recipe = choices.recipe
     if engine.precision != choices.precision:
@@ -143,10 +171,19 @@ def train(
             trainee.load_state(_below(f"{trainee.seed}/", states))
     test = test_images.to(engine.device)
 
+    def watch(steps: int) -> None:
+        """Stop the first epoch at the time limit; later ones begin only if they fit."""
+        if time_limit is not None and epoch == first and steps and time.monotonic() - began > time_limit:
+            needed = (time.monotonic() - started) * fleet.steps / steps
+            raise ValueError(
+                f"the time limit of {time_limit:g} s ended epoch {epoch + 1} after {steps} of {fleet.steps} steps, and "
+                f"an epoch cannot be continued; it takes about {needed:.0f} s: give it more time"
+            )
+
     slowest = 0.0
     for epoch in range(first, recipe.epochs):
         started = time.monotonic()
-        results = fleet.train_epoch(epoch)
+        results = fleet.train_epoch(epoch, watch=watch)
         seconds = time.monotonic() - started
         done = epoch + 1
         last = done == recipe.epochs
@@ -157,8 +194,8 @@ def train(
             history.append(HistoryRow(done, seed, loss, right, test_right))
         slowest = max(slowest, time.monotonic() - started)
         spent = time.monotonic() - began
-        # Twice the slowest epoch, because the next may be slower and the checkpoint takes a moment.
-        stop = not last and time_limit is not None and spent + 2 * slowest + 2 > time_limit
+        # Twice the slowest epoch, because the next may be slower.
+        stop = not last and time_limit is not None and spent + 2 * slowest + RESERVE > time_limit
         if out is not None and (last or stop or done % checkpoint_every == 0):
             _save(out, choices, engine, fleet, done, history)
         means = [sum(values) / len(values) for values in zip(*results, strict=True)]
@@ -182,15 +219,27 @@ def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str
     if not (out / CHECKPOINT).exists():
         raise FileNotFoundError(f"no training run at {out}: {out / CHECKPOINT} is missing; make one with trueup train")
     tensors, facts = load_checkpoint(out / CHECKPOINT)
-    choices = _choices(facts["choices"])
+    choices = _choices(out / CHECKPOINT, facts)
     if facts["epoch"] != choices.recipe.epochs:
         raise ValueError(
             f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; the same train command goes on"
         )
-    record = json.loads((out / RECORD).read_text())
+    record = _read_record(out / RECORD)
     if untested := [seed for seed in choices.seeds if str(seed) not in record["test_accuracy"]]:
         raise ValueError(f"the run at {out} has no test accuracy of seeds {untested}; the same train command adds it")
     return choices, {seed: _below(f"{seed}/weights/", tensors) for seed in choices.seeds}, record
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if missing := {"choices", "device", "versions", "test_accuracy"} - record.keys():
+            raise ValueError(f"no {min(missing)}")
+        return record
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); delete it, and the same train command writes it again"
+        ) from error
 
 
 def _finished(choices: Choices, state: dict[str, Tensor]) -> nn.Module:
@@ -203,11 +252,23 @@ def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[HistoryRow
     """Return the epoch, the history and the tensors of a checkpoint. Refuse that of another run."""
     tensors, facts = load_checkpoint(path)
     # Through `Choices`, because an older checkpoint lacks newer choices and was made with their defaults.
-    there, wanted = _flat(_plain(_choices(facts["choices"]))), _flat(_plain(choices))
+    there, wanted = _flat(_plain(_choices(path, facts))), _flat(_plain(choices))
     different = [f"{k} {there[k]} there, {wanted[k]} asked for" for k in wanted if there[k] != wanted[k]]
     if different:
         raise ValueError(f"{path} is of another run: {'; '.join(different)}. Choose another folder")
-    return facts["epoch"], [HistoryRow(**row) for row in facts["history"]], tensors
+    try:
+        history = [HistoryRow(**row) for row in facts["history"]]
+        shapes = {
+            f"{seed}/weights/{key}": tensor.shape
+            for seed in choices.seeds
+            for key, tensor in weights_of(choices.record().build()).items()
+        }
+        wrong = [name for name, shape in shapes.items() if name not in tensors or tensors[name].shape != shape]
+        if wrong or not 0 <= facts["epoch"] <= choices.recipe.epochs:
+            raise ValueError(f"{wrong[0] if wrong else 'epoch'} is missing or wrong")
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(path, error) from error
+    return facts["epoch"], history, tensors
 
 
 def _save(
@@ -240,9 +301,13 @@ def _plain(choices: Choices) -> dict[str, Any]:
     return plain
 
 
-def _choices(plain: dict[str, Any]) -> Choices:
-    recipe = Recipe(**{**plain["recipe"], "decay_after": tuple(plain["recipe"]["decay_after"])})
-    return Choices(**{**plain, "seeds": tuple(plain["seeds"]), "recipe": recipe})
+def _choices(path: Path, facts: dict[str, Any]) -> Choices:
+    try:
+        plain = facts["choices"]
+        recipe = Recipe(**{**plain["recipe"], "decay_after": tuple(plain["recipe"]["decay_after"])})
+        return Choices(**{**plain, "seeds": tuple(plain["seeds"]), "recipe": recipe})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(path, error) from error
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trueup_lab.data import cifar10, mnist
 from trueup_lab.data.corrupted_sets import arrays
-from trueup_lab.data.corrupted_sets.arrays import Origin
 from trueup_lab.data.corrupted_sets.folders import ImageNetC, imagenet_c
+from trueup_lab.data.corrupted_sets.manifest import Origin
 from trueup_lab.data.corruptions import check, corrupt
 from trueup_lab.data.images import Images
 from trueup_lab.data.root import DataRoot
@@ -42,14 +42,14 @@ def load(
 ) -> Corrupted:
     """Load the 10,000 test images of `family` under the corruption `name`, on the CPU.
 
-    Arrays under the data root are memory-mapped; files listed in a manifest of `trueup data make` are `generated`,
-    others `published`. If there are none, the clean set is corrupted on `device` with `seed`. `origin` restricts the
-    choice to one of the two. For ImageNet-C use `imagenet_c`.
+    Arrays under the data root are memory-mapped: `published` ones, or those that `trueup data make` has `generated`
+    from this `seed`. If there are none, the clean set is corrupted on `device`. `origin` restricts the choice to one of
+    the two. For ImageNet-C use `imagenet_c`.
     """
     if family == "imagenet-c":
         raise ValueError("family='imagenet-c' does not fit into memory; iterate over imagenet_c(name, severity)")
     chosen = check(family, name, severity)
-    found = arrays.read(family, name, chosen, root)
+    found = arrays.read(family, name, chosen, root, seed=seed)
     if found is not None and origin in (None, found[1]):
         return Corrupted(*found[0], found[1])
     if origin == "published":

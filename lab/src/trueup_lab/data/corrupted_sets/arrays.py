@@ -9,17 +9,15 @@ CIFAR-10-C: `CIFAR-10-C/<corruption>.npy` (50000, 32, 32, 3), the five severitie
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
-from trueup_lab.data.corrupted_sets.manifest import Manifest
+from trueup_lab.data.corrupted_sets.manifest import Manifest, Origin
+from trueup_lab.data.corrupted_sets.recipe import recipe_of
 from trueup_lab.data.corruptions.families import FAMILIES
 from trueup_lab.data.images import Images
 from trueup_lab.data.root import DataRoot, MissingDataError, data_root
-
-Origin = Literal["published", "generated"]
 
 FOLDERS = {"mnist-c": ("MNIST-C", "mnist_c"), "cifar10-c": ("CIFAR-10-C",), "imagenet-c": ("ImageNet-C",)}
 _NAMES = {"mnist-c": (("test_images.npy", "test_labels.npy"), ("images.npy", "labels.npy"))}
@@ -33,12 +31,25 @@ def folder(family: str, root: DataRoot = None) -> Path:
     return next((path for path in candidates if path.is_dir()), candidates[0])
 
 
-def read(family: str, name: str, severity: int, root: DataRoot = None) -> tuple[Images, Origin] | None:
-    """Read the images and labels of one corruption (`severity` 0 if it has none). None if there are no files."""
+def read(
+    family: str, name: str, severity: int, root: DataRoot = None, *, seed: int = 0
+) -> tuple[Images, Origin] | None:
+    """Read the images and labels of one corruption (`severity` 0 if it has none).
+
+    None if there are no files, or if they were generated in another way: from another seed, by another version of the
+    generator, or not completely yet.
+    """
     top = folder(family, root)
     files = _files(family, top, name, severity)
     if files is None:
         return None
+    listed = files[0].relative_to(top).as_posix()
+    manifest = Manifest.read(top)
+    origin = manifest.origin(listed)
+    if origin == "generated":
+        if not manifest.usable(listed, recipe_of(family, name, seed)):
+            return None
+        manifest.check(listed)
     images, labels = _mapped(files[0]), _mapped(files[1])
     size, channels = FAMILIES[family].size, FAMILIES[family].channels
     if images.ndim == 3 and channels == 1:
@@ -51,9 +62,8 @@ def read(family: str, name: str, severity: int, root: DataRoot = None) -> tuple[
         raise ValueError(f"{files[1]} holds {labels.shape} labels for the {len(images)} images of {files[0]}. {_AGAIN}")
     if family == "cifar10-c":
         images, labels = _of_severity(files, images, labels, severity)
-    listed = str(files[0].relative_to(top)) in Manifest.read(top).files
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
-    return Images(pixels, torch.from_numpy(labels.astype(np.int64))), "generated" if listed else "published"
+    return Images(pixels, torch.from_numpy(labels.astype(np.int64))), origin
 
 
 def missing(family: str, name: str, severity: int, root: DataRoot) -> MissingDataError:

@@ -6,6 +6,7 @@ The layout is `ImageNet-C/<group>/<corruption>/<severity>/<synset>/*.JPEG`, 224 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trueup_lab.data.corrupted_sets.arrays import Origin, folder
-from trueup_lab.data.corrupted_sets.manifest import Manifest
+from trueup_lab.data.corrupted_sets.arrays import folder
+from trueup_lab.data.corrupted_sets.manifest import Manifest, Origin
+from trueup_lab.data.corrupted_sets.recipe import recipe_of
 from trueup_lab.data.corruptions import check, corrupt
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import Images
@@ -93,18 +95,17 @@ def imagenet_c(
 ) -> ImageNetC:
     """Open one corruption of ImageNet-C: from its folder if that exists, else generated from the clean images.
 
+    A folder that was generated from another seed, by another version of the generator or not completely is not read.
     `clean` is a folder `<synset>/*.JPEG`, by default one under the data root. `origin` restricts the choice to
     `published` or `generated` images.
     """
     check("imagenet-c", name, severity)
     top = folder("imagenet-c", root)
-    unit = Path(GROUP_OF[name], name, str(severity))
-    for inner in (unit, unit.relative_to(GROUP_OF[name])):
-        if (top / inner).is_dir():
-            # An unfinished folder is not listed yet, and not read.
-            found: Origin = "generated" if str(inner) in Manifest.read(top).files else "published"
-            if origin in (None, found) and not (top / inner / UNFINISHED).exists():
-                return ImageNetC(ImageFolder(top / inner, Crop(224, 224)), name, severity, found)
+    unit = f"{GROUP_OF[name]}/{name}/{severity}"
+    for inner in (unit, f"{name}/{severity}"):
+        found = _found(top, inner, name, severity, seed)
+        if found is not None and origin in (None, found):
+            return ImageNetC(ImageFolder(top / inner, Crop(224, 224)), name, severity, found)
     if origin == "published":
         raise MissingDataError(
             f"no published {name} of severity {severity} at {top / unit}; "
@@ -116,6 +117,33 @@ def imagenet_c(
 
 UNFINISHED = ".unfinished"
 """Name of the file that marks an unfinished folder of generated images."""
+
+
+def listing(place: Path) -> tuple[str, int]:
+    """Return a digest of the names and sizes of a folder's images, and their total size."""
+    if not place.is_dir():
+        return "", 0
+    files = sorted(file for file in place.glob("*/*") if not file.name.startswith("."))
+    sizes = [file.stat().st_size for file in files]
+    lines = (f"{file.relative_to(place).as_posix()} {size}\n" for file, size in zip(files, sizes, strict=True))
+    return hashlib.sha256("".join(lines).encode()).hexdigest(), sum(sizes)
+
+
+def _found(top: Path, unit: str, name: str, severity: int, seed: int) -> Origin | None:
+    """Return the origin of a folder that can be read; None if it is missing, unfinished or of another recipe."""
+    place = top / unit
+    if (place / UNFINISHED).exists() or not any(place.glob("*/*")):
+        return None
+    manifest = Manifest.read(top)
+    if manifest.origin(unit) == "published":
+        return "published"
+    if not manifest.usable(unit, recipe_of("imagenet-c", name, seed, severity)):
+        return None
+    manifest.check_mark(unit)
+    made = manifest.files[unit]
+    if listing(place) != (made.sha256, made.bytes):
+        raise ValueError(f"{place} is damaged: images are missing or changed; run `trueup data make` again")
+    return "generated"
 
 
 def clean_folder(root: DataRoot = None) -> Path:

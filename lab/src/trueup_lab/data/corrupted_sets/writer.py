@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace as changed
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +18,15 @@ from torch import Tensor
 from trueup.atomic import write_atomically
 from trueup_lab.data.corrupted_sets import clean
 from trueup_lab.data.corrupted_sets.arrays import folder
-from trueup_lab.data.corrupted_sets.folders import GROUP_OF, UNFINISHED, ImageNetC, clean_folder
-from trueup_lab.data.corrupted_sets.manifest import Made, Manifest
-from trueup_lab.data.corruptions import GENERATOR, corrupt, corruption_names
-from trueup_lab.data.corruptions.families import FAMILIES
+from trueup_lab.data.corrupted_sets.folders import GROUP_OF, UNFINISHED, ImageNetC, clean_folder, listing
+from trueup_lab.data.corrupted_sets.manifest import NAME, Made, Manifest
+from trueup_lab.data.corrupted_sets.recipe import Recipe, recipe_of
+from trueup_lab.data.corruptions import corrupt, corruption_names
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import Images
+from trueup_lab.data.marks import check_jpeg, mark_of, marked_header, marked_jpeg
 from trueup_lab.data.root import DataRoot
+from trueup_lab.locks import locked
 
 MakeProgress = Callable[[str, int, int], None]
 """Called with (file or folder, images done, images in total)."""
@@ -42,9 +44,10 @@ def make(
 ) -> list[str]:
     """Make `family` (all corruptions, or `only` some) under the data root and return the paths that were written.
 
-    Published files, which are not in the manifest, are never touched. Generated files are kept if their checksum,
-    seed, generator version and constants match, and made again otherwise. `severities` applies to ImageNet-C only,
-    where each severity has its own folder.
+    Published files are never touched. Generated files are kept if their checksum, seed, generator version and
+    constants match, and made again otherwise. `severities` applies to ImageNet-C only, where each severity has its own
+    folder. Several processes may make parts of one set at the same time; a file that another one is making is waited
+    for.
     """
     names = tuple(only) or corruption_names(family)
     for name in names:
@@ -55,22 +58,36 @@ def make(
     if family == "imagenet-c":
         return _make_folders(top, root, names, severities, seed, device, progress)
     source = clean(family, root)
-    jobs = _mnist_jobs(source, names) if family == "mnist-c" else _cifar_jobs(source, names)
-    manifest = Manifest.read(top)
+    jobs = _mnist_jobs if family == "mnist-c" else _cifar_jobs
+    names_of_all = [path for path, *_ in jobs(source, corruption_names(family))]
+    _start_manifest(top, [*names_of_all, *(path.replace("test_", "") for path in names_of_all)])
     written = []
-    for path, shape, name, levels in jobs:
-        wanted = _recipe(family, name, seed)
-        there = (top / path).exists()
-        if (there and path not in manifest.files) or manifest.holds(path, wanted):
-            continue
-        parts = _parts(source, family, name, levels, seed, device, root) if levels else _labels(source, shape)
-        manifest.files[path] = wanted  # listed first, so that the file is never taken for a published one
-        manifest.write()
-        made = _write_array(top / path, shape, parts, _counter(progress, path, shape[0]))
-        manifest.files[path] = changed(wanted, sha256=made[0], bytes=made[1])
-        manifest.write()
-        written.append(path)
+    for path, shape, name, levels in jobs(source, names):
+        recipe = recipe_of(family, name, seed)
+        tell = _counter(progress, path, shape[0])
+        with locked(top / path, waiting=partial(tell, 0)):
+            manifest = Manifest.read(top)
+            there = (top / path).exists()
+            if (there and manifest.origin(path) == "published") or manifest.holds(path, recipe):
+                continue
+            _list(top, path, Made.by(recipe))  # first, so that nobody reads the old file as one of this recipe
+            parts = _parts(source, family, name, levels, seed, device, root) if levels else _labels(source, shape)
+            _list(top, path, Made.by(recipe, *_write_array(top / path, shape, recipe, parts, tell)))
+            written.append(path)
     return written
+
+
+def _start_manifest(top: Path, names: Iterable[str]) -> None:
+    """Make sure that there is a manifest, and that it lists the published files."""
+    with locked(top / NAME):
+        manifest = Manifest.read(top)
+        if not manifest.exists:
+            manifest.start(names)
+
+
+def _list(top: Path, name: str, made: Made) -> None:
+    with Manifest.changing(top) as manifest:
+        manifest.files[name] = made
 
 
 def _counter(progress: MakeProgress | None, what: str, total: int) -> Callable[[int], None]:
@@ -95,13 +112,6 @@ def _cifar_jobs(source: Images, names: Iterable[str]) -> Iterator[_Job]:
     for name in names:
         yield f"{name}.npy", (5 * len(source), 32, 32, 3), name, (1, 2, 3, 4, 5)
     yield "labels.npy", (5 * len(source),), "", ()
-
-
-def _recipe(family: str, name: str, seed: int) -> Made:
-    levels = FAMILIES[family].levels.get(name, ())
-    if name in FAMILIES[family].published:
-        levels = levels[FAMILIES[family].published[name] - 1 :][:1]
-    return Made("", 0, GENERATOR, seed, [[float(c) for c in level] for level in levels])
 
 
 def _parts(
@@ -132,15 +142,14 @@ def _channels_last(images: Tensor) -> np.ndarray:
 
 
 def _write_array(
-    path: Path, shape: tuple[int, ...], parts: Iterable[np.ndarray], progress: Callable[[int], None]
+    path: Path, shape: tuple[int, ...], recipe: Recipe, parts: Iterable[np.ndarray], progress: Callable[[int], None]
 ) -> tuple[str, int]:
     """Write a .npy file of bytes part by part and return its SHA-256 and size.
 
     It is not memory-mapped, because on a full disk a mapped file kills the process, while a write raises an error.
     """
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
-    size = len(header.getvalue()) + int(np.prod(shape))
+    header = marked_header(shape, recipe.mark)
+    size = len(header) + int(np.prod(shape))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)  # left by a process that was killed
@@ -149,8 +158,8 @@ def _write_array(
     done = 0
     try:
         with part.open("wb") as file:
-            digest.update(header.getvalue())
-            file.write(header.getvalue())
+            digest.update(header)
+            file.write(header)
             for array in parts:
                 content = array.tobytes()
                 digest.update(content)
@@ -187,48 +196,69 @@ def _make_folders(
 ) -> list[str]:
     """Write ImageNet-C: one folder per corruption and severity, JPEGs of quality 85 as in the original."""
     source = ImageFolder(clean_folder(root), Crop(224, 256))
-    manifest = Manifest.read(top)
+    _start_manifest(top, _folders_with_images(top))
     levels = tuple(severities)
     written = []
     for name in names:
         for severity in levels:
             unit = f"{GROUP_OF[name]}/{name}/{severity}"
-            recipe = _recipe("imagenet-c", name, seed)
-            wanted = changed(recipe, constants=recipe.constants[severity - 1 : severity])
+            recipe = recipe_of("imagenet-c", name, seed, severity)
             place = top / unit
-            made = manifest.files.get(unit)
-            if made is None and any(place.glob("*/*")) and not (place / UNFINISHED).exists():
-                continue  # published
-            if made is not None and made.same_recipe(wanted) and _listing(place) == (made.sha256, made.bytes):
-                (place / UNFINISHED).unlink(missing_ok=True)
-                continue
-            if made is not None and not made.same_recipe(wanted):
-                shutil.rmtree(place, ignore_errors=True)
-            manifest.files.pop(unit, None)
-            place.mkdir(parents=True, exist_ok=True)
-            (place / UNFINISHED).touch()
-            data = ImageNetC(source, name, severity, "generated", seed, root)
-            _write_images(data, place, device, _counter(progress, unit, len(source)))
-            digest, size = _listing(place)
-            manifest.files[unit] = changed(wanted, sha256=digest, bytes=size)
-            manifest.write()
-            (place / UNFINISHED).unlink()
-            written.append(unit)
+            tell = _counter(progress, unit, len(source))
+            with locked(place, waiting=partial(tell, 0)):
+                if not _wanted(Manifest.read(top), unit, recipe):
+                    continue
+                place.mkdir(parents=True, exist_ok=True)
+                (place / UNFINISHED).touch()  # nobody reads it now
+                _list(top, unit, Made.by(recipe))
+                data = ImageNetC(source, name, severity, "generated", seed, root)
+                _write_images(data, place, recipe, device, tell)
+                _list(top, unit, Made.by(recipe, *listing(place)))
+                (place / UNFINISHED).unlink()
+                written.append(unit)
     return written
+
+
+def _folders_with_images(top: Path) -> Iterator[str]:
+    """Yield the finished folders of the set, in both layouts."""
+    for name, group in GROUP_OF.items():
+        for unit in (f"{part}{name}/{severity}" for part in (f"{group}/", "") for severity in range(1, 6)):
+            if any((top / unit).glob("*/*")) and not (top / unit / UNFINISHED).exists():
+                yield unit
+
+
+def _wanted(manifest: Manifest, unit: str, recipe: Recipe) -> bool:
+    """Whether a folder of images is still to be made."""
+    place = manifest.folder / unit
+    unfinished = (place / UNFINISHED).exists()
+    if not unfinished and any(place.glob("*/*")) and manifest.origin(unit) == "published":
+        return False
+    if not manifest.usable(unit, recipe):
+        return True
+    made = manifest.files[unit]
+    images = (path for path in place.glob("*/*") if mark_of(path) is not None)  # earlier versions wrote no marks
+    if listing(place) != (made.sha256, made.bytes) or not all(_is_whole(path, recipe) for path in images):
+        return True
+    (place / UNFINISHED).unlink(missing_ok=True)
+    return False
 
 
 def _write_images(
     data: ImageNetC,
     place: Path,
+    recipe: Recipe,
     device: torch.device | str,
     progress: Callable[[int], None],
     size: int = 64,
 ) -> None:
-    """Write the missing images, each atomically."""
+    """Write the images, each atomically. Those that are there, undamaged and of the same recipe, are kept."""
+    names = [(file.parent.name, file.name) for file, _ in data.source.files]
+    for stray in {file.relative_to(place).parts for file in place.glob("*/*")} - set(names):
+        place.joinpath(*stray).unlink()  # of other clean images
     for first in range(0, len(data), size):
         numbers = range(first, min(first + size, len(data)))
-        files = {k: place / data.source.files[k][0].parent.name / data.source.files[k][0].name for k in numbers}
-        todo = [k for k in numbers if not files[k].exists()]
+        files = {k: place.joinpath(*names[k]) for k in numbers}
+        todo = [k for k in numbers if not _is_whole(files[k], recipe)]
         if todo:
             clean_images = torch.stack([data.source[k][0] for k in todo]).to(device)
             made = data.corrupted(clean_images, todo)
@@ -236,15 +266,16 @@ def _write_images(
                 content = io.BytesIO()
                 Image.fromarray(pixels).save(content, "JPEG", quality=85, optimize=True)
                 files[k].parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(files[k], content.getvalue())
+                write_atomically(files[k], marked_jpeg(content.getvalue(), recipe.mark))
         progress(numbers.stop)
 
 
-def _listing(place: Path) -> tuple[str, int]:
-    """Return a digest of the names and sizes of a folder's images, and their total size."""
-    if not place.is_dir():
-        return "", 0
-    files = sorted(file for file in place.glob("*/*") if not file.name.startswith("."))
-    sizes = [file.stat().st_size for file in files]
-    lines = (f"{file.relative_to(place)} {size}\n" for file, size in zip(files, sizes, strict=True))
-    return hashlib.sha256("".join(lines).encode()).hexdigest(), sum(sizes)
+def _is_whole(path: Path, recipe: Recipe) -> bool:
+    """Whether an image is there, of this recipe and undamaged, by its own mark."""
+    if mark_of(path) != recipe.mark:
+        return False
+    try:
+        check_jpeg(path, path.read_bytes())
+    except ValueError:
+        return False
+    return True

@@ -94,7 +94,17 @@ def parse_method(text: str) -> Method:
         return cast("Method", METHODS[kind](**read_fields(METHODS[kind], rest)))
     if rest.isidentifier():
         try:
-            return cast("Method", getattr(importlib.import_module(kind), rest))
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"no method {text!r}: {error}") from error
+            found = getattr(importlib.import_module(kind), rest)
+        except Exception as error:  # whatever a user's module raises when it is imported
+            raise ValueError(f"no method {text!r}: {type(error).__name__}: {error}") from error
+        if not (
+            isinstance(getattr(found, "name", None), str)
+            and isinstance(getattr(found, "needs", None), Needs)
+            and callable(getattr(found, "prepare", None))
+        ):
+            raise ValueError(
+                f"{text!r} is no method but {type(found).__name__}: expected name, needs (a Needs) and "
+                "prepare(model, targets), or a function made a method with trueup_lab.evaluation.as_method"
+            )
+        return cast("Method", found)
     raise ValueError(f"no method {text!r}; known: {', '.join(METHODS)}, or your own as package.module:NAME")
