@@ -2,10 +2,9 @@
 
     python benchmarks/bench.py cifar10 vgg-bn-cifar10 results/models/resnet20-bn-cifar10.safetensors --data ROOT
     python benchmarks/bench.py imagenet weights/mobilenet_v2_imagenet_bn.safetensors --data ROOT --images 400
-    python benchmarks/bench.py camvid weights/espnet_camvid_bn.safetensors --data ROOT --images 78
 
-A row per model, method and test set: accuracy in percent (mean intersection over union for camvid), the difference to
-the uncorrected model in points, and the standard error of that difference, paired over images. `identity` is clean.
+A row per model, method and test set: accuracy in percent, the difference to the uncorrected model in points, and the
+standard error of that difference, paired over images. `identity` is clean. (Segmentation: benchmarks/segmentation.py.)
 `fifteen` and `four` are means over severities 1 to 5 of the fifteen corruptions that results are reported on and of
 the four on which constants may be chosen; their standard errors are over images, each counted by its mean over sets.
 
@@ -26,22 +25,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 import trueup
 from of_models import CHOSEN_ON
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.imagenet import ImageFolder
-from trueup_lab.data.images import ESPNET_CAMVID, Images, Normalisation
+from trueup_lab.data.images import Images, Normalisation
 from trueup_lab.data.sets import SETS
 from trueup_lab.devices import device_name
 from trueup_lab.evaluation import Method, parse_method, read_subjects
 from trueup_lab.evaluation.methods import Calibrating, Default, Mixed, Uncorrected, has_batch_norm
 from trueup_lab.experiments.specs import PAPERS
-from trueup_lab.models import load_public
 from trueup_lab.tables import append_rows, number, start_table
 
 FIFTEEN = (
@@ -54,8 +50,7 @@ MNIST_C = (
 )
 MIXING = tuple(Mixed(prior) for prior in (4, 8, 16, 32, 64))
 RIVALS = ("iabn", "quantile", "aqr", "intent", "views", "pea")
-CALIBRATED = {"cifar10": 2000, "mnist": 2000, "imagenet": 1000, "camvid": 184}
-CAMVID_CLASSES = 11
+CALIBRATED = {"cifar10": 2000, "mnist": 2000, "imagenet": 1000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +76,7 @@ class BenchRow:
 
 
 class Data(NamedTuple):
-    """Calibration and test images, uint8; labels `(n,)`, or `(n, height, width)` for dense predictions."""
+    """Calibration and test images, uint8; labels `(n,)`."""
 
     calibration: Tensor
     test: Tensor
@@ -146,9 +141,6 @@ def main() -> None:
 
 def subjects(asked: argparse.Namespace, where: str) -> list[tuple[str, int, nn.Module, Normalisation, list[Method]]]:
     """The models of a file, with their normalisation and the methods that apply to them."""
-    if asked.set == "camvid":
-        model = load_public(where)
-        return [(Path(where).stem, 0, model, ESPNET_CAMVID, methods_for(asked, model, "bn"))]
     found = read_subjects(where, asked.seeds)
     return [(s.name, s.seed, s.model, s.normalisation, methods_for(asked, s.model, s.norm)) for s in found]
 
@@ -207,14 +199,15 @@ class Rows:
             before: Tensor | None = None
             for method, network in entry.methods:
                 said = answers(network, entry.normalise, images, self.asked)
-                score, values = scored(said, labels, dense=self.asked.set == "camvid")
+                values = 100 * (said == labels).double()
+                score = float(values.mean())
                 if own is None or before is None:
                     own, before, first = said, values, score
                 gain = values - before
                 key = (entry.name, entry.seed, method.name)
                 self.gains.setdefault(key, {}).setdefault(corruption, []).append(gain)
                 self.scores.setdefault(key, {}).setdefault(corruption, []).append(score)
-                error = jackknife(said, own, labels) if self.asked.set == "camvid" else error_of(gain)
+                error = error_of(gain)
                 changed = 100 * float((said != own).double().mean())
                 self._add(entry, method, corruption, severity, len(images), score, score - first, error, changed)
 
@@ -275,53 +268,12 @@ def answers(
     images: Tensor,
     asked: argparse.Namespace,
 ) -> Tensor:
-    """The most likely class of every image, or of every pixel, on the CPU."""
+    """The most likely class of every image, on the CPU."""
     parts = []
     for part in images.split(asked.batch):
         with torch.no_grad():
             parts.append(network(normalise(part.to(asked.device))).argmax(1).to(torch.int16).cpu())
     return torch.cat(parts)
-
-
-def scored(said: Tensor, labels: Tensor, *, dense: bool) -> tuple[float, Tensor]:
-    """Score in percent, and each image's own: right or wrong, or its mean intersection over union."""
-    if not dense:
-        right = 100 * (said == labels).double()
-        return float(right.mean()), right
-    inter, union = overlaps(said, labels)
-    return 100 * mean_iou(inter.sum(0), union.sum(0)), 100 * per_image_iou(inter, union)
-
-
-def overlaps(said: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Pixels in the intersection and in the union of each class, per image `(n, classes)`; void is ignored."""
-    known = labels < CAMVID_CLASSES
-    inter, union = [], []
-    for k in range(CAMVID_CLASSES):
-        a, b = (said == k) & known, labels == k
-        inter.append((a & b).flatten(1).sum(1))
-        union.append(((a | b) & known).flatten(1).sum(1))
-    return torch.stack(inter, 1).double(), torch.stack(union, 1).double()
-
-
-def mean_iou(inter: Tensor, union: Tensor) -> float:
-    """Mean over the classes that occur."""
-    there = union > 0
-    return float((inter[there] / union[there]).mean())
-
-
-def per_image_iou(inter: Tensor, union: Tensor) -> Tensor:
-    """Each image's mean over the classes that occur in it `(n,)`."""
-    there = union > 0
-    return (inter / union.clamp(min=1)).where(there, 0.0).sum(1) / there.sum(1)
-
-
-def jackknife(said: Tensor, own: Tensor, labels: Tensor) -> float:
-    """Standard error of a difference of mean IoU, leaving out one image at a time."""
-    (a, b), (c, d) = overlaps(said, labels), overlaps(own, labels)
-    n = len(said)
-    left = [mean_iou(a.sum(0) - a[k], b.sum(0) - b[k]) - mean_iou(c.sum(0) - c[k], d.sum(0) - d[k]) for k in range(n)]
-    spread = torch.tensor(left, dtype=torch.float64)
-    return 100 * float(((n - 1) / n * (spread - spread.mean()).square().sum()).sqrt())
 
 
 def error_of(gains: Tensor) -> float:
@@ -335,16 +287,13 @@ def corrupt_set(asked: argparse.Namespace, images: Tensor, name: str, severity: 
     parts = []
     for first, part in zip(range(0, len(images), asked.batch), images.split(asked.batch), strict=True):
         numbers = torch.arange(first, first + len(part))
-        rgb = part.flip(1) if asked.set == "camvid" else part
-        made = corrupt(rgb.to(asked.device), name, severity, family=family, indices=numbers, root=asked.data).cpu()
-        parts.append(made.flip(1) if asked.set == "camvid" else made)
+        made = corrupt(part.to(asked.device), name, severity, family=family, indices=numbers, root=asked.data)
+        parts.append(made.cpu())
     return torch.cat(parts)
 
 
 def read(name: str, root: Path, count: int) -> Data:
     """Calibration and test images of a set, in a fixed random order."""
-    if name == "camvid":
-        return read_camvid(root, count)
     if name == "imagenet":
         other, tested = folder(root / "imagenet_cal_2k" / "val"), folder(root / "imagenet_val_1k" / "val")
         known = shuffled(Images(other.images[::2], other.labels[::2]))
@@ -367,29 +316,6 @@ def folder(path: Path) -> Images:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         images = torch.stack([image for image, _ in pool.map(source.__getitem__, range(len(source)))])
     return Images(images, torch.tensor([label for _, label in source.files]))
-
-
-def read_camvid(root: Path, count: int) -> Data:
-    """CamVid at 480 x 360, blue first as the public ESPNet takes it; labels 0 to 10, void above."""
-    base = root / "camvid" / "CamVid"
-
-    def pixels(path: Path) -> Tensor:
-        with Image.open(path) as image:
-            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).flip(0)
-
-    def mask(path: Path) -> Tensor:
-        with Image.open(path) as image:
-            return torch.from_numpy(np.array(image))
-
-    known = sorted(path for path in (base / "train").iterdir() if path.suffix in (".png", ".webp"))
-    tests = sorted(path for path in (base / "test").iterdir() if path.suffix in (".png", ".webp"))
-    masks = {path.stem: path for path in (base / "testannot").iterdir()}
-    order = torch.randperm(len(tests), generator=torch.Generator().manual_seed(0)).tolist()
-    return Data(
-        torch.stack([pixels(path) for path in known[:count]]),
-        torch.stack([pixels(tests[k]) for k in order]),
-        torch.stack([mask(masks[tests[k].stem]) for k in order]).long(),
-    )
 
 
 if __name__ == "__main__":

@@ -217,4 +217,4 @@ def test_a_function_and_a_class_of_ones_own_are_methods(network, inputs):
 
     assert not twice.needs.stateless
     assert twice.prepare(network, None)(inputs).equal(2 * network(inputs))
-    assert parse_method("trueup_lab.evaluation.methods:Tent") is Tent  # anything that can be imported
+    assert parse_method("trueup_lab.evaluation.methods:Tent") == Tent()  # anything that can be imported

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import trueup
-from trueup_lab.models import ARCHITECTURES, VGG, ConvNeXt, EfficientNetLite0, ESPNet, MobileNetV2, Record, ViT
+from trueup_lab.models import ARCHITECTURES, VGG, ConvNeXt, EfficientNetLite0, ESPNet, MobileNetV2, Record, UNet, ViT
 from trueup_lab.models.architectures import check_variant
 from trueup_lab.models.efficientnet_lite import SameConv2d
 
@@ -82,7 +82,15 @@ def test_a_record_builds_its_architecture_and_is_called_after_it(name):
     record = Record("cifar10", norm, channels=3, architecture=name)
     assert record.name == f"{name}-{norm}-cifar10"
     model = record.build().eval()
-    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    pixels = (32, 32) if name == "unet" else ()
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10, *pixels)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (128, 224)], ids=str)
+def test_the_u_net_takes_any_size_and_is_small(size):
+    model = UNet(8).eval()
+    assert model(torch.zeros(1, 3, *size)).shape == (1, 8, *size)
+    assert sum(p.numel() for p in model.parameters()) < 100_000
 
 
 def test_other_architectures_and_norms_that_one_does_not_have_are_refused():

@@ -50,6 +50,24 @@ def test_a_run_of_every_architecture_loads_by_name_from_the_zoo(architecture, co
         assert torch.equal(models.load(name)(x), trained(x))
 
 
+def test_a_network_for_segmentation_trains_and_its_accuracy_is_over_pixels(tmp_path, monkeypatch):
+    """Bright and dark halves: two classes, learnt in a few steps."""
+    labels = torch.zeros(16, 32, 40, dtype=torch.uint8)
+    labels[:, :, 20:] = 4
+    data = Images((labels[:, None] * 50 + 20).repeat(1, 3, 1, 1), labels)
+    recipe = replace(shortened(recipe_for("scenes", "unet"), 12), batch=4)
+    choices = Choices("scenes", "bn", (0,), recipe, architecture="unet")
+    seen = []
+    trained = train(choices, data, data, Engine(), out=tmp_path / "run", report=seen.append)[0]
+    assert 0 < seen[0].train_accuracy < seen[-1].train_accuracy <= 1
+    with torch.inference_mode():
+        right = (trained(NORMALISATION["scenes"](data.images)).argmax(1) == labels).double().mean().item()
+    assert right > 0.9
+    monkeypatch.setattr(zoo, "FOLDER", tmp_path / "zoo")
+    export(gather([tmp_path / "run"]), zoo=tmp_path / "zoo")
+    assert models.record("unet-bn-scenes").accuracy[0] == pytest.approx(right)
+
+
 def test_adamw_goes_on_bit_for_bit_after_a_stop(colours, tmp_path):
     choices = few_choices("convnext", 2)
     train(choices, colours, colours, Engine(), out=tmp_path / "whole")

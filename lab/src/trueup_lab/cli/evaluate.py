@@ -37,6 +37,10 @@ def evaluate(
     batch: Annotated[int, typer.Option(help="Batch size of methods that depend on it.", min=1)] = 200,
     images: Annotated[int | None, typer.Option(help="Images per test set (default: all).", min=1)] = None,
     calibrate: Annotated[int | None, typer.Option(help="Clean images for calibration (default: all).", min=1)] = None,
+    set_aside: Annotated[
+        int,
+        typer.Option(help="Segmentation: calibrate on every N-th test image, test on the others (0: training images)."),
+    ] = 0,
     seeds: Annotated[str | None, typer.Option(help="Only these models of a file, such as 0-9 or 0,3.")] = None,
     data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed for generated images and their order.")] = 0,
@@ -68,6 +72,7 @@ def evaluate(
         calibrate=calibrate,
         seed=seed,
         origin=origin,  # type: ignore[arg-type]
+        set_aside=set_aside,
     )
     place = own_device(device)
     subjects = [s for name in models for s in read_subjects(name, None if seeds is None else parse_seeds(seeds))]
@@ -110,7 +115,9 @@ def summaries(rows: list[EvaluationRow]) -> list[Table]:
 
 def _summary(name: str, rows: list[EvaluationRow]) -> Table:
     seeds = len({row.seed for row in rows})
-    title = f"{name}, {seeds} model{'s' * (seeds > 1)}: accuracy in %, calibration error in %, milliseconds per image"
+    score = "mean_iou" if hasattr(rows[0], "mean_iou") else "accuracy"
+    what = "mean IoU" if score == "mean_iou" else score
+    title = f"{name}, {seeds} model{'s' * (seeds > 1)}: {what} in %, calibration error in %, milliseconds per image"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("method", "needs", "stream"):
         table.add_column(column, overflow="fold", no_wrap=column == "stream")
@@ -121,9 +128,9 @@ def _summary(name: str, rows: list[EvaluationRow]) -> Table:
         corrupted = [row for row in mine if row.corruption != "identity"]
         table.add_row(
             *key,
-            _mean([row.accuracy for row in mine if row.corruption == "identity"]),
-            _mean([row.accuracy for row in corrupted]),
-            _mean([row.accuracy for row in corrupted if row.severity == 5]),
+            _mean([getattr(row, score) for row in mine if row.corruption == "identity"]),
+            _mean([getattr(row, score) for row in corrupted]),
+            _mean([getattr(row, score) for row in corrupted if row.severity == 5]),
             _mean([row.calibration_error for row in corrupted]),
             _mean([row.ms for row in mine]),
         )

@@ -14,9 +14,11 @@ NORM_HELP = "bn, gn, frn or frn-relu for resnet20; the other architectures have 
 
 
 def train(
-    dataset: Annotated[str, typer.Option("--set", help="mnist, cifar10, digits or imagenet.")],
+    dataset: Annotated[str, typer.Option("--set", help="mnist, cifar10, digits, scenes or imagenet.")],
     out: Annotated[Path, typer.Option(help=OUT_HELP)],
-    architecture: Annotated[str, typer.Option(help="resnet20, vgg, mobilenet, convnext or vit.")] = "resnet20",
+    architecture: Annotated[
+        str, typer.Option(help="resnet20, vgg, mobilenet, convnext, vit or unet (for scenes).")
+    ] = "resnet20",
     norm: Annotated[str | None, typer.Option(help=NORM_HELP)] = None,
     seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "0",
     data: Annotated[Path | None, typer.Option(help="The data root.")] = None,

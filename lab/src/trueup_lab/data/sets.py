@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trueup_lab.data import cifar10, digits, mnist
+from trueup_lab.data import camvid, cifar10, digits, mnist, scenes
 from trueup_lab.data.images import NORMALISATION, Images, Normalisation
 from trueup_lab.data.root import DataRoot
 
@@ -20,6 +20,7 @@ class ImageSet:
     read: Loader
     image_channels: int
     classes: int = 10
+    dense: tuple[str, ...] = ()  # names of the classes, if every pixel has one; labels beyond them are ignored
 
     @property
     def normalisation(self) -> Normalisation:
@@ -35,4 +36,6 @@ SETS = {
     "mnist": ImageSet("mnist", mnist.load, image_channels=1),
     "cifar10": ImageSet("cifar10", cifar10.load, image_channels=3),
     "digits": ImageSet("digits", digits.load, image_channels=1),
+    "scenes": ImageSet("scenes", scenes.load, image_channels=3, classes=len(scenes.CLASSES), dense=scenes.CLASSES),
+    "camvid": ImageSet("camvid", camvid.load, image_channels=3, classes=len(camvid.CLASSES), dense=camvid.CLASSES),
 }

@@ -13,9 +13,10 @@ from trueup_lab.evaluation.methods import (
     as_method,
     parse_method,
 )
-from trueup_lab.evaluation.metrics import accuracy, calibration_error, mean_corruption_error
-from trueup_lab.evaluation.rows import EvaluationRow, read_rows
-from trueup_lab.evaluation.runner import EvaluationProgress, Plan, evaluate
+from trueup_lab.evaluation.metrics import accuracy, calibration_error, mean_corruption_error, mean_iou
+from trueup_lab.evaluation.per_image import read_counts
+from trueup_lab.evaluation.rows import EvaluationRow, SegmentationRow, read_rows
+from trueup_lab.evaluation.runner import EvaluationProgress, Plan, evaluate, row_kind
 from trueup_lab.evaluation.sets import Benchmark, Case
 from trueup_lab.evaluation.streams import STREAMS, Stream
 from trueup_lab.evaluation.subjects import Subject, read_subjects
@@ -34,6 +35,7 @@ __all__ = [
     "Needs",
     "Plan",
     "Realign",
+    "SegmentationRow",
     "Stream",
     "Subject",
     "Tent",
@@ -43,7 +45,10 @@ __all__ = [
     "calibration_error",
     "evaluate",
     "mean_corruption_error",
+    "mean_iou",
     "parse_method",
+    "read_counts",
     "read_rows",
     "read_subjects",
+    "row_kind",
 ]

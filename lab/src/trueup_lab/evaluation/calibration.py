@@ -37,7 +37,9 @@ def targets_of(
     also chooses a setting for the model.
     """
     decided = "-decided" if decide else ""
-    path = folder / f"{subject.key}-{benchmark.calibration_count(count)}{decided}-{__version__}.trueup.safetensors"
+    aside = f"-every{benchmark.set_aside}" if benchmark.set_aside else ""
+    name = f"{subject.key}-{benchmark.calibration_count(count)}{aside}{decided}-{__version__}"
+    path = folder / f"{name}.trueup.safetensors"
     if path.exists():
         try:
             return Targets.load(path)

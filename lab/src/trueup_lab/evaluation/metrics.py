@@ -1,4 +1,4 @@
-"""Metrics of predictions: accuracy, calibration error, corruption errors."""
+"""Metrics of predictions: accuracy, calibration error, intersection over union, corruption errors."""
 
 from __future__ import annotations
 
@@ -47,6 +47,20 @@ def calibration_error(confidence: Tensor, correct: Tensor, *, bins: int = BINS) 
     which = (wide * bins).ceil().long().sub(1).clamp(0, bins - 1)
     gap = torch.zeros(bins, dtype=torch.float64, device=wide.device).index_add_(0, which, correct.double() - wide)
     return round(100 * float(gap.abs().sum()) / len(wide), 6)
+
+
+def mean_iou(intersection: Tensor, union: Tensor) -> Tensor:
+    """Return the mean intersection over union of the classes that occur, `(...)` from counts `(..., classes)`.
+
+    A class with an empty union is neither there nor said to be, and does not count. Sum the counts over images first:
+    the mean IoU of a set is not the mean over its images.
+
+    >>> mean_iou(torch.tensor([1, 3, 0]), torch.tensor([2, 3, 0]))
+    tensor(0.7500, dtype=torch.float64)
+    """
+    there = union > 0
+    each = torch.where(there, intersection.double() / union.clamp(min=1), 0.0)
+    return each.sum(dim=-1) / there.sum(dim=-1)
 
 
 def corruption_errors(accuracies: Mapping[str, float]) -> dict[str, float]:

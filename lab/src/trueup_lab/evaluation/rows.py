@@ -46,6 +46,25 @@ class EvaluationRow:
         )  # fmt: skip
 
 
-def read_rows(path: str | os.PathLike[str]) -> list[EvaluationRow]:
+@dataclass(frozen=True)
+class SegmentationRow(EvaluationRow):
+    """The result of one model and method on one test set with a class per pixel.
+
+    Accuracy and calibration error are over pixels. `set_aside` k means that every k-th test image was used for
+    calibration (without its labels) and not for testing; 0 that training images were used, and all test images tested.
+    """
+
+    mean_iou: float  # percent, over the classes that occur
+    iou: str  # percent per class, separated by slashes; empty for a class that does not occur
+    set_aside: int
+    rule: str  # the rule in force, for methods of trueup
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The key of any row, and what was set aside."""
+        return (*super().key, self.set_aside)
+
+
+def read_rows(path: str | os.PathLike[str], kind: type[EvaluationRow] = EvaluationRow) -> list[EvaluationRow]:
     """Return the rows of a results file, or no rows if it does not exist."""
-    return read_table(path, EvaluationRow)
+    return [*read_table(path, kind)]

@@ -8,26 +8,27 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from trueup import __version__
+from trueup import Corrected, __version__
 from trueup_lab.data.corrupted_sets import Origin
 from trueup_lab.devices import device_name
 from trueup_lab.evaluation.calibration import Watch, clean_images, targets_of
 from trueup_lab.evaluation.methods import Calibrating, Default, Forgetful, Method, Network, is_continual
-from trueup_lab.evaluation.metrics import accuracy, calibration_error
+from trueup_lab.evaluation.per_image import write_counts
 from trueup_lab.evaluation.precision import measured_precision
-from trueup_lab.evaluation.predict import Predictions
-from trueup_lab.evaluation.rows import EvaluationRow
+from trueup_lab.evaluation.predict import Classified, Predictions, Segmented
+from trueup_lab.evaluation.rows import EvaluationRow, SegmentationRow
 from trueup_lab.evaluation.sets import Benchmark, Case, TestSet
 from trueup_lab.evaluation.streams import Stream, check_stream, order
 from trueup_lab.evaluation.subjects import Subject
@@ -45,7 +46,8 @@ class Plan:
     """What to measure.
 
     `only` selects corruptions; `batch` is the batch size of methods that depend on it. `images` limits the test sets
-    and `calibrate` the clean images for calibration; None means all.
+    and `calibrate` the clean images for calibration; None means all. For segmentation, `set_aside` k calibrates on
+    every k-th test image, without its labels, and tests on the others; 0 calibrates on training images.
     """
 
     methods: tuple[Method, ...]
@@ -57,6 +59,7 @@ class Plan:
     calibrate: int | None = None
     seed: int = 0
     origin: Origin | None = None
+    set_aside: int = 0
 
     def __post_init__(self) -> None:
         check_stream(self.stream)
@@ -125,7 +128,11 @@ def evaluate(
     none is left, that is an error. `pass_size` is the number of images per forward pass of stateless methods; it
     changes only the speed. `targets` is the folder for calibrations. Under torchrun, pass each process its `processes`:
     they share the test sets, and the rows are the same.
+
+    Models for segmentation give rows of `SegmentationRow`, and counts per image in a folder beside `out`
+    (`trueup_lab.evaluation.per_image`). They need a file of their own.
     """
+    kind = row_kind(subjects)
     left_out = [
         (subject.name, method.name) for subject in subjects for method in plan.methods if not subject.takes(method)
     ]
@@ -133,13 +140,21 @@ def evaluate(
         reasons = "; ".join(f"{model} has no batch norm, which {method} needs" for model, method in left_out)
         raise ValueError(f"nothing to measure: {reasons or 'no model is chosen'}")
     if processes.rank == 0:
-        start_table(out, EvaluationRow)
+        start_table(out, kind)
     processes.wait()
-    done = {row.key for row in read_table(out, EvaluationRow)}
+    done = {row.key for row in read_table(out, kind)}
     processes.wait()  # no process appends before all have read
     clock = _Clock(time_limit)
     benchmarks = {
-        name: Benchmark(name, root=root, images=plan.images, seed=plan.seed, origin=plan.origin, device=device)
+        name: Benchmark(
+            name,
+            root=root,
+            images=plan.images,
+            seed=plan.seed,
+            origin=plan.origin,
+            device=device,
+            set_aside=plan.set_aside,
+        )
         for name in dict.fromkeys(subject.set for subject in subjects)
     }
     wanted: set[tuple[object, ...]] = set()
@@ -148,14 +163,14 @@ def evaluate(
         for benchmark in benchmarks.values()
         for stages, pairs in _jobs(benchmark, subjects, plan, done, wanted)
     ]
-    bench = _Workbench(plan, Path(targets), pass_size, processes)
+    bench = _Workbench(plan, Path(targets), Path(out), pass_size, processes)
     passes = sum(len(job.pairs) for job in work)
 
     def tell(what: str) -> None:
         report(EvaluationProgress(0, passes, clock.elapsed, what))
 
     def outcome(complete: bool) -> Outcome:
-        found = {row.key: row for row in reversed(read_table(out, EvaluationRow)) if row.key in wanted}
+        found = {row.key: row for row in reversed(read_table(out, kind)) if row.key in wanted}
         return Outcome(complete, list(reversed(found.values())), left_out)
 
     if work:
@@ -195,6 +210,14 @@ def _watched(
         yield batch
         seen += len(batch) * processes.world
         tell(f"calibrating {model}: {min(seen, count)} of {count} images")
+
+
+def row_kind(subjects: Sequence[Subject]) -> type[EvaluationRow]:
+    """Return the kind of rows that these subjects give."""
+    kinds = {SegmentationRow if subject.dense else EvaluationRow for subject in subjects}
+    if len(kinds) > 1:
+        raise ValueError("models for classification and for segmentation have different columns; evaluate them apart")
+    return kinds.pop() if kinds else EvaluationRow
 
 
 def _work_off(
@@ -290,13 +313,15 @@ def _row(
     *,
     calibrated: int,
     sequence: str,
-    seen: tuple[Tensor, Tensor] | None = None,
+    seen: Mapping[str, Any] | None = None,
     ms: float = 0.0,
     device: str = "",
 ) -> EvaluationRow:
-    """Return the row of a pair and test set. Without `seen` (confidence, correct), only its key is valid."""
+    """Return the row of a pair and test set. Without `seen`, the columns of results, only its key is valid."""
     needs, subject = pair.method.needs, pair.subject
-    return EvaluationRow(
+    dense = {"mean_iou": 0.0, "iou": "", "set_aside": plan.set_aside, "rule": ""} if subject.dense else {}
+    results = {"accuracy": 0.0, "calibration_error": 0.0, **dense, **(seen or {})}
+    return (SegmentationRow if subject.dense else EvaluationRow)(
         model=subject.name,
         seed=subject.seed,
         method=pair.method.name,
@@ -305,8 +330,6 @@ def _row(
         corruption=test.case.corruption,
         severity=test.case.severity,
         images=len(test.labels),
-        accuracy=round(accuracy(seen[1]), 4) if seen else 0.0,
-        calibration_error=round(calibration_error(*seen), 4) if seen else 0.0,
         ms=float(f"{ms:.4g}"),
         data=test.origin,
         data_seed=plan.seed if test.origin.startswith("generated") else 0,
@@ -316,14 +339,15 @@ def _row(
         trueup=__version__,
         torch=torch.__version__,
         device=device,
+        **results,
     )
 
 
 class _Workbench:
     """Models on the device, their calibrations, and the prepared networks, each made when first needed."""
 
-    def __init__(self, plan: Plan, folder: Path, pass_size: int | None, processes: Processes) -> None:
-        self.plan, self.folder, self.pass_size, self.processes = plan, folder, pass_size, processes
+    def __init__(self, plan: Plan, folder: Path, out: Path, pass_size: int | None, processes: Processes) -> None:
+        self.plan, self.folder, self.out, self.pass_size, self.processes = plan, folder, out, pass_size, processes
         self._models: dict[str, nn.Module] = {}
         self._targets: dict[tuple[str, str], object] = {}
         self._networks: dict[tuple[str, str], Network] = {}
@@ -349,8 +373,13 @@ class _Workbench:
         """Show the sets as one stream to every pair. Yield a pair when it has seen all, or None when time is up."""
         device = job.benchmark.device
         labels = torch.cat([test.labels for test in sets])
-        arriving = order(self.plan.stream, labels, seed=self.plan.seed)
-        seen = {pair.name: Predictions(len(labels), device) for pair in job.pairs}
+        classes = job.benchmark.classes
+        kinds = labels if classes is None else torch.arange(len(labels))
+        arriving = order(self.plan.stream, kinds, seed=self.plan.seed)
+        seen: dict[tuple[str, str], Predictions] = {
+            pair.name: Classified(len(labels), device) if classes is None else Segmented(len(labels), device, classes)
+            for pair in job.pairs
+        }
         chunks = torch.split(arriving, self._chunk(job.benchmark))
         for number, chunk in enumerate(chunks):
             if clock.stops("images", "pass"):
@@ -380,16 +409,21 @@ class _Workbench:
                     yield pair, seen[pair.name]
 
     def _rows(self, job: _Job, pair: _Pair, sets: list[TestSet], seen: Predictions) -> list[EvaluationRow]:
-        ms = 1000 * seen.seconds / len(seen.correct)
-        sizes = [len(test.labels) for test in sets]
-        parts = zip(torch.split(seen.confidence, sizes), torch.split(seen.correct, sizes), strict=True)
+        ms = 1000 * seen.seconds / seen.count
+        ends = list(accumulate(len(test.labels) for test in sets))
+        parts = [slice(end - len(test.labels), end) for test, end in zip(sets, ends, strict=True)]
         calibrated = job.benchmark.calibration_count(self.plan.calibrate) if pair.method.needs.targets else 0
         more = {"calibrated": calibrated, "sequence": _digest(job.stages), "ms": ms}
         device = device_name(job.benchmark.device)
-        return [
-            _row(pair, self.plan, test, **more, seen=part, device=device)  # type: ignore[arg-type]
+        rule = {"rule": _rule(self._network(job.benchmark, pair))} if pair.subject.dense else {}
+        rows = [
+            _row(pair, self.plan, test, **more, seen=seen.columns(part) | rule, device=device)  # type: ignore[arg-type]
             for test, part in zip(sets, parts, strict=True)
         ]
+        for row, part in zip(rows, parts, strict=True):
+            if counts := seen.per_image(part):
+                write_counts(self.out, row, counts)
+        return rows
 
     @property
     def _batch(self) -> int:
@@ -397,9 +431,8 @@ class _Workbench:
 
     def _chunk(self, benchmark: Benchmark) -> int:
         """Number of images to hold at a time, in whole batches."""
-        image = 3 * 224**2 if benchmark.name == "imagenet" else 3 * 32**2
         held = _CHUNK["cpu" if benchmark.device.type == "cpu" else "cuda"]
-        return max(1, held // image // self._batch) * self._batch
+        return max(1, held // benchmark.image_bytes // self._batch) * self._batch
 
     def _pass_size(self, images: Tensor) -> int:
         return self.pass_size or max(8, _PASS["cpu" if images.device.type == "cpu" else "cuda"] // images[0].numel())
@@ -441,6 +474,11 @@ class _Workbench:
             targets = self.targets(benchmark, pair) if pair.method.needs.targets else None
             self._networks[pair.name] = pair.method.prepare(self._model(benchmark, pair.subject), targets)
         return self._networks[pair.name]
+
+
+def _rule(network: Network) -> str:
+    """Return the rule of a corrected model, as text."""
+    return repr(network.rule) if isinstance(network, Corrected) else ""
 
 
 def _digest(stages: list[list[Case]]) -> str:

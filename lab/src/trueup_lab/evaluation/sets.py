@@ -22,8 +22,17 @@ from trueup_lab.data.sets import SETS
 CLEAN = "identity"
 """The name of the clean test set among the corrupted ones, as in MNIST-C."""
 
-FAMILIES = {"mnist": "mnist-c", "digits": "mnist-c", "cifar10": "cifar10-c", "imagenet": "imagenet-c"}
-"""The corruption benchmark of each set."""
+FAMILIES = {
+    "mnist": "mnist-c",
+    "digits": "mnist-c",
+    "cifar10": "cifar10-c",
+    "imagenet": "imagenet-c",
+    "camvid": "imagenet-c",
+    "scenes": "imagenet-c",
+}
+"""The corruption benchmark of each set. `imagenet-c` takes images of any size."""
+
+_WITHOUT_PUBLISHED = ("digits", "camvid", "scenes")
 
 _KEEP = 1 << 33  # bytes of clean ImageNet images to keep rather than read again for every corruption
 
@@ -43,7 +52,7 @@ class TestSet:
     __test__ = False  # not a test class for pytest
 
     case: Case
-    labels: Tensor  # (images,) int64, on the CPU
+    labels: Tensor  # (images,) int64, or (images, H, W) uint8 for segmentation; on the CPU
     origin: str  # clean, published, generated, or generated and stored as JPEG
     take: Callable[[Tensor], Tensor]
 
@@ -53,7 +62,7 @@ class Benchmark:
 
     `images` limits the number of test images, spread evenly over the set. Corrupted images are read if they are on
     disk, and otherwise generated from `seed`; `origin` requires one of the two. Every test set has the same images in
-    the same order.
+    the same order. With `set_aside` k, every k-th test image is for calibration, not for testing.
     """
 
     def __init__(
@@ -65,17 +74,32 @@ class Benchmark:
         seed: int = 0,
         origin: Origin | None = None,
         device: torch.device | str = "cpu",
+        set_aside: int = 0,
     ) -> None:
         if name not in FAMILIES:
             raise ValueError(f"no benchmark for set {name!r}; known: {', '.join(FAMILIES)}")
         self.name, self.family = name, FAMILIES[name]
         self.root, self.seed, self.origin, self.device = root, seed, origin, torch.device(device)
-        self._large = name == "imagenet"
+        self._large, self.set_aside = name == "imagenet", set_aside
+        if set_aside and (self.classes is None or set_aside < 2):
+            raise ValueError(
+                f"set_aside={set_aside}: expected 0, or for a segmentation set 2 or more; the set is {name}"
+            )
         available = self._available
         if images is not None and not 1 <= images <= len(available):
             raise ValueError(f"images={images}: {name} has {len(available)} test images; ask for 1 to {len(available)}")
         count = len(available) if images is None else images
         self.numbers = available[torch.arange(count) * len(available) // count]  # of the images, in the whole set
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes if every pixel has one; None where every image has one."""
+        return SETS[self.name].classes if self.name in SETS and SETS[self.name].dense else None
+
+    @property
+    def image_bytes(self) -> int:
+        """Size of one image."""
+        return 3 * 224**2 if self._large else self._test.images[0].numel()
 
     def cases(self, severities: Sequence[int] = (1, 2, 3, 4, 5), only: Sequence[str] = ()) -> list[Case]:
         """Return the clean set and every corruption at these severities (MNIST-C: at its published severity)."""
@@ -140,7 +164,9 @@ class Benchmark:
         return len(_spread(there, count))
 
     def _published(self, case: Case) -> TestSet | None:
-        if self.name == "digits":
+        if self.name in _WITHOUT_PUBLISHED:
+            if self.origin == "published":
+                raise ValueError(f"origin='published': no corrupted {self.name} was published; leave origin out")
             return None
         if self._large:
             folder = imagenet_c(case.corruption, case.severity, root=self.root, origin=self.origin, seed=self.seed)
@@ -164,6 +190,8 @@ class Benchmark:
 
     @cached_property
     def _train(self) -> Tensor:
+        if self.set_aside:
+            return self._test.images[:: self.set_aside]
         return SETS[self.name].load("train", self.root).images
 
     @cached_property
@@ -174,7 +202,8 @@ class Benchmark:
     def _available(self) -> Tensor:
         """Numbers of the images available for testing."""
         if not self._large:
-            return torch.arange(len(self._test))
+            numbers = torch.arange(len(self._test))
+            return numbers[numbers % self.set_aside != 0] if self.set_aside else numbers
         # If validation images must serve for calibration too, every other one is tested on.
         return torch.arange(0, len(self._folder), 1 if self._train_folder else 2)
 

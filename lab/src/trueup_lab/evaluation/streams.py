@@ -10,7 +10,8 @@ from torch import Tensor
 Stream = Literal["single", "corruption", "mixed", "sorted"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 """`single`: one image at a time. `corruption`: batches of one corruption, images in random order. `mixed`: batches of
-images from all corruptions (of one severity). `sorted`: batches of one corruption, images sorted by class."""
+images from all corruptions (of one severity). `sorted`: batches of one corruption, images sorted by class (for
+segmentation: in the order of the set, which for a video is that of the drive)."""
 
 
 def order(stream: Stream, labels: Tensor, *, seed: int = 0) -> Tensor:

@@ -11,7 +11,8 @@ from pathlib import Path
 from torch import nn
 
 from trueup_lab import models
-from trueup_lab.data.images import EFFICIENTNET_LITE, IMAGENET, NORMALISATION, Normalisation
+from trueup_lab.data.images import EFFICIENTNET_LITE, ESPNET_CAMVID, IMAGENET, NORMALISATION, Normalisation
+from trueup_lab.data.sets import SETS
 from trueup_lab.evaluation.methods import Method, has_batch_norm
 from trueup_lab.models.files import ForeignFileError
 
@@ -37,8 +38,18 @@ class Subject:
         """
         return f"{self.name}-{self.seed}-{self.checkpoint}"
 
+    @property
+    def dense(self) -> bool:
+        """Whether it gives every pixel a class."""
+        return self.set in SETS and bool(SETS[self.set].dense)
+
     def takes(self, method: Method) -> bool:
-        """Return whether a method can be applied to this model."""
+        """Return whether a method can be applied to this model.
+
+        Views shift and mirror the image, so that answers per pixel would not lie on top of each other.
+        """
+        if self.dense and method.needs.views:
+            return False
         return has_batch_norm(self.model) or not method.needs.batch_norm
 
 
@@ -58,11 +69,8 @@ def read_subjects(where: str | os.PathLike[str], seeds: Sequence[int] | None = N
         record = models.read_record(path)
     except ForeignFileError:
         model = models.load_public(path)
-        if isinstance(model, models.ESPNet):
-            raise ValueError(f"{path} holds a network for segmentation; only classifiers are evaluated") from None
-        trained_on = "cifar10" if isinstance(model, models.ResNet20) else "imagenet"
+        trained_on, normalisation = _published(model)
         norm = "bn" if has_batch_norm(model) else "other"
-        normalisation = EFFICIENTNET_LITE if isinstance(model, models.EfficientNetLite0) else IMAGENET
         return [Subject(path.stem, 0, trained_on, norm, normalisation, digest, model)]
     by_seed = models.read_models(path)
     if missing := [seed for seed in seeds or () if seed not in by_seed]:
@@ -72,3 +80,12 @@ def read_subjects(where: str | os.PathLike[str], seeds: Sequence[int] | None = N
         for seed, model in by_seed.items()
         if seeds is None or seed in seeds
     ]
+
+
+def _published(model: nn.Module) -> tuple[str, Normalisation]:
+    """Return the training set and the normalisation of a published network."""
+    if isinstance(model, models.ESPNet):
+        return "camvid", ESPNET_CAMVID
+    if isinstance(model, models.EfficientNetLite0):
+        return "imagenet", EFFICIENTNET_LITE
+    return "cifar10" if isinstance(model, models.ResNet20) else "imagenet", IMAGENET

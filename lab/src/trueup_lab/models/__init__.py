@@ -10,6 +10,7 @@ from trueup_lab.models.norms import NORMS, TLU, FilterResponseNorm, NormName
 from trueup_lab.models.public import load_public
 from trueup_lab.models.resnet20 import ResNet20
 from trueup_lab.models.resnet50 import ResNet50
+from trueup_lab.models.unet import UNet
 from trueup_lab.models.vgg import VGG
 from trueup_lab.models.vit import ViT
 from trueup_lab.models.zoo import load, names, record
@@ -28,6 +29,7 @@ __all__ = [
     "Record",
     "ResNet20",
     "ResNet50",
+    "UNet",
     "ViT",
     "load",
     "load_public",

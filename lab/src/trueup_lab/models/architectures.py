@@ -12,6 +12,7 @@ from trueup_lab.models.convnext import ConvNeXt
 from trueup_lab.models.mobilenet_v2 import MobileNetV2
 from trueup_lab.models.norms import NORMS, NormName
 from trueup_lab.models.resnet20 import ResNet20, Shortcut
+from trueup_lab.models.unet import UNet
 from trueup_lab.models.vgg import VGG
 from trueup_lab.models.vit import ViT
 
@@ -54,6 +55,7 @@ ARCHITECTURES = {
     "vgg": Architecture(("bn",), lambda v: VGG(v.classes, v.channels)),
     "mobilenet": Architecture(("bn",), lambda v: MobileNetV2(v.classes, v.channels, small=True)),
     "convnext": Architecture(("ln",), lambda v: ConvNeXt(v.classes, v.channels)),
+    "unet": Architecture(("bn",), lambda v: UNet(v.classes, v.channels)),
     "vit": Architecture(("ln",), lambda v: ViT(v.classes, v.channels)),
 }
 

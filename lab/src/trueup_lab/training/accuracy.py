@@ -10,10 +10,11 @@ from trueup_lab.data.images import Images, Normalisation
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Images, normalisation: Normalisation, *, batch: int = 1000) -> float:
-    """Return the share of `data` that `model` classifies correctly, in evaluation mode and float32.
+    """Return the share of `data`, images or pixels, that `model` classifies correctly, in evaluation mode and float32.
 
     `data` must be on the model's device.
     """
+    batch = max(1, batch // 16) if data.labels.dim() > 1 else batch  # an answer per pixel takes memory
     training = model.training
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=data.labels.device)
@@ -22,4 +23,4 @@ def accuracy(model: nn.Module, data: Images, normalisation: Normalisation, *, ba
             logits = model(normalisation(data.images[start : start + batch]))
             right += (logits.argmax(1) == data.labels[start : start + batch]).sum()
     model.train(training)
-    return int(right) / len(data)
+    return int(right) / data.labels.numel()

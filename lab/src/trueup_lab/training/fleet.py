@@ -140,7 +140,7 @@ class Trainee:
         """Wait for the last of `steps`. Return their mean loss and accuracy."""
         with self._on_stream():
             loss, right = float(self._loss_sum), int(self._right)
-        return loss / steps, right / (steps * self.recipe.batch)
+        return loss / steps, right / (steps * self.recipe.batch * self.data.labels[0].numel())
 
     def capture(self, stream: torch.cuda.Stream) -> None:
         """Capture the step as a graph on `stream`. The model is restored afterwards."""
@@ -237,7 +237,7 @@ def _batch_loss(
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=engine.precision == "bfloat16"):
         logits = model(x)
-    target = labels[draws.order]
+    target = labels[draws.order].long()
     logits = logits.float()
     right = (logits.detach().argmax(1) == target).sum()
     if own is None:

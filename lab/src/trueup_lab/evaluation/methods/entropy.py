@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy `(batch,)` of predictions with these `logits` `(batch, classes)`, in nats.
+    """Return the entropy `(batch, ...)` of predictions with these `logits` `(batch, classes, ...)`, in nats.
 
     >>> import torch
     >>> entropy(torch.zeros(1, 4)).exp()

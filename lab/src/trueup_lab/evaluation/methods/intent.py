@@ -33,9 +33,9 @@ class Intent:
         networks = [with_norms(model, lambda norm, ratio=ratio: MixedNorm(norm, ratio)) for ratio in RATIOS]  # type: ignore[misc]
 
         def network(x: Tensor) -> Tensor:
-            logits = torch.stack([mixed(x) for mixed in networks])  # (ratios, batch, classes)
+            logits = torch.stack([mixed(x) for mixed in networks])  # (ratios, batch, classes, ...)
             certainty = torch.stack([1 - entropy(each) for each in logits])
-            weighted = logits.log_softmax(dim=2) + certainty.log_softmax(dim=0)[..., None]
+            weighted = logits.log_softmax(dim=2) + certainty.log_softmax(dim=0).unsqueeze(2)
             return weighted.logsumexp(dim=0)  # logarithm of the weighted mean of probabilities
 
         return network

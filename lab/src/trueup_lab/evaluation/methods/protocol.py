@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trueup import Targets
 
 Network = Callable[[Tensor], Tensor]
-"""A function from normalised images `(batch, C, H, W)` to logits `(batch, classes)`."""
+"""A function from normalised images `(batch, C, H, W)` to logits `(batch, classes)`, or `(batch, classes, H, W)`."""
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ class MatchQuantiles(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` `(batch, C, ...)`. Equal values stay equal: they get the middle of their ranks."""
-        rows = x.flatten(2).float()
-        ordered, rows = rows.sort(dim=2).values, rows.contiguous()
+        rows = x.flatten(2).float().contiguous()
+        ordered = rows.sort(dim=2).values
         ranks = torch.searchsorted(ordered, rows) + torch.searchsorted(ordered, rows, right=True)
         share = ranks / (2 * rows.shape[2])
         matched = interpolate(self.target.expand(len(x), -1, -1), share)

@@ -22,6 +22,8 @@ Optimiser = Literal["adam", "sgd"]
 class Tent:
     """Batch statistics, and one step per batch on the mean entropy of its predictions (Wang et al., 2021).
 
+    Where every pixel has a prediction, the mean is over pixels.
+
     The defaults are the authors' choices for CIFAR-10: Adam at 1e-3 on scales and shifts, batches of 200, and the
     answer from before the step. They reset it before each corruption; `continual` does not. (For ImageNet they use
     `optimiser="sgd"`, momentum 0.9, rate 0.00025 and batches of 64.)

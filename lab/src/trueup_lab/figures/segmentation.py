@@ -1,0 +1,219 @@
+"""Tables and plots of the page on segmentation, from its CSV files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from trueup_lab.demo.scenes import ScenesRow
+from trueup_lab.experiments.segmentation import FIFTEEN, SummaryRow, best_mixing
+from trueup_lab.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, pyplot, quiet, save
+from trueup_lab.performance.rows import read_timings
+from trueup_lab.tables import read_table
+
+PAGE = Path("docs", "segmentation.md")
+RESULTS = Path("results", "segmentation")
+DEMO = Path("results", "demo", "segmentation.csv")
+LABELS = {
+    "uncorrected": "as trained",
+    "default": "**trueup, the default**",
+    "evidence": "`Evidence()`",
+    "correct": "the paper's rule",
+    "bn-batch": "batch norm of the batch, 8 images of one corruption",
+    "tent:rate=0.0001": "TENT, rate 0.0001, the same batches",
+    "tent": "TENT, rate 0.001, the same batches",
+}
+SET_ASIDE = 3
+"""The rows that the page is about: every third test image set aside for calibration. Until there are any, all rows."""
+
+
+def document(root: Path) -> None:
+    """Rewrite the tables between the markers of the page, and draw its plots."""
+    rows = read_table(root / RESULTS / "summary.csv", SummaryRow)
+    if [row for row in rows if row.group == "fifteen"]:
+        draw_severities(rows, root / "results" / "figures" / "segmentation-severities.png")
+        draw_classes(rows, root / "results" / "figures" / "segmentation-classes.png")
+    path = root / PAGE
+    text = path.read_text(encoding="utf-8")
+    for name, table in tables(root).items():
+        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
+    path.write_text(text, encoding="utf-8")
+
+
+def tables(root: Path) -> dict[str, str]:
+    """The page's tables as Markdown, by the name of their marker."""
+    rows = read_table(root / RESULTS / "summary.csv", SummaryRow)
+    return {
+        "demo": demo_table(read_table(root / DEMO, ScenesRow)),
+        "methods": methods_table(rows),
+        "corruptions": corruptions_table(rows),
+        "training": calibration_table(rows),
+        "time": time_table(root),
+    }
+
+
+def demo_table(rows: Sequence[ScenesRow]) -> str:
+    """Mean IoU of the drawn scenes: weather by severity, as trained and corrected."""
+    levels = sorted({row.severity for row in rows if row.severity})
+    lines = [
+        "| | " + " | ".join(f"severity {level}" for level in levels) + " |",
+        "|---" * (len(levels) + 1) + "|",
+    ]
+    for weather in dict.fromkeys(row.weather for row in rows if row.severity):
+        cells = [_arrow(row.as_trained, row.corrected) for row in rows if row.weather == weather]
+        lines.append(f"| {weather} | {' | '.join(cells)} |")
+    clean = [row for row in rows if not row.severity]
+    lines += [f"| clean | {_arrow(row.as_trained, row.corrected)} |" + " |" * (len(levels) - 1) for row in clean]
+    return "\n".join(lines) + "\n"
+
+
+def methods_table(rows: Sequence[SummaryRow]) -> str:
+    """Every method: clean, the fifteen, by severity, and the worst set."""
+    mine = _main(rows)
+    groups = ["clean", "fifteen", *(f"severity {level}" for level in range(1, 6))]
+    lines = [
+        "| | clean | mean of the fifteen | severity 1 | 2 | 3 | 4 | 5 | worst set | needs |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for method in _shown(mine):
+        by = {row.group: row for row in mine if row.method == method}
+        if "clean" not in by:
+            continue
+        plain = method == "uncorrected"
+        cells = [
+            "-" if group not in by else f"{by[group].mean_iou:.1f}" if plain else _gain(by[group]) for group in groups
+        ]
+        worst = [row.worst for group, row in by.items() if group.startswith("severity")]
+        cells += ["" if plain or not worst else f"{min(worst):+.1f}", by["clean"].needs]
+        lines.append(f"| {_label(method)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def corruptions_table(rows: Sequence[SummaryRow]) -> str:
+    """Each corruption over its severities: as trained, and what every single-image method gains."""
+    mine = _main(rows)
+    shown = [
+        name for name in _shown(mine) if any(r.needs in ("targets", "batch norm") for r in mine if r.method == name)
+    ]
+    lines = [f"| | as trained | {' | '.join(map(_label, shown))} |", "|---" * (len(shown) + 2) + "|"]
+    for name in FIFTEEN:
+        by = {row.method: row for row in mine if row.group == name}
+        if by.keys() >= {"uncorrected", *shown}:
+            cells = [f"{by['uncorrected'].mean_iou:.1f}", *(_gain(by[method]) for method in shown)]
+            lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def calibration_table(rows: Sequence[SummaryRow]) -> str:
+    """The default calibrated on test images set aside, and on training images."""
+    lines = ["| calibrated on | tested on | clean | mean of the fifteen | chosen |", "|---|---|---|---|---|"]
+    for aside in dict.fromkeys(row.set_aside for row in rows):
+        by = {row.group: row for row in rows if (row.set_aside, row.method, row.kind) == (aside, "default", "all")}
+        if {"clean", "fifteen"} <= by.keys():
+            clean = by["clean"]
+            what = (
+                f"every {aside}rd test image"
+                if aside == 3
+                else f"one test image in {aside}"
+                if aside
+                else "training images"
+            )
+            lines.append(
+                f"| {clean.calibrated}: {what} | {clean.images} images | {_gain(clean)} | {_gain(by['fifteen'])} | "
+                f"`{clean.rule}` |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def time_table(root: Path) -> str:
+    """Time per image, as a multiple of the model's."""
+    lines = ["| device | case | model | the default | the paper's rule | mixing |", "|---|---|---|---|---|---|"]
+    for path in sorted((root / RESULTS).glob("timing_*.csv")):
+        rows = read_timings(path)
+        for case in dict.fromkeys(row.case for row in rows):
+            by = {row.what.partition(":")[0]: row for row in rows if row.case == case}
+            first, shown = next(iter(by.values())), case.partition(", ")[2]
+            own = f"{1000 * first.of / first.batch:.2f} ms"
+            cells = [f"{by[name].ratio:.2f}" if name in by else "-" for name in ("default", "correct", "bn-mix")]
+            lines.append(f"| {first.device} | {shown} | {own} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_severities(rows: Sequence[SummaryRow], path: Path) -> Path:
+    """Draw mean IoU against severity, one line per method."""
+    plt, mine = pyplot(), _main(rows)
+    mixing = best_mixing(mine) or ""
+    looks = {
+        "uncorrected": (GREY, "as trained"),
+        "correct": (ORANGE, "the paper's rule"),
+        mixing: (PURPLE, _label(mixing)),
+        "bn-batch": (GREEN, "batch norm of the batch"),
+        "default": (BLUE, "trueup, the default"),
+    }
+    figure, axes = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
+    for method, (colour, label) in looks.items():
+        by = {row.group: row for row in mine if row.method.partition(":")[0] == method or row.method == method}
+        names = ["clean", *(f"severity {level}" for level in range(1, 6))]
+        if set(names) <= by.keys():
+            wide = 2.4 if method == "default" else 1.4
+            axes.plot(range(6), [by[name].mean_iou for name in names], "o-", color=colour, label=label, linewidth=wide)
+    axes.set_xticks(range(6), ["clean", *map(str, range(1, 6))])
+    axes.set(xlabel="severity, mean of fifteen corruptions", ylabel="mean IoU in %", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+    quiet(axes)
+    return save(figure, path)
+
+
+def draw_classes(rows: Sequence[SummaryRow], path: Path) -> Path:
+    """Draw the IoU of each class over the fifteen corruptions, as trained and with the default."""
+    plt = pyplot()
+    mine = [row for row in _of_page(rows) if row.group == "fifteen" and row.kind != "all"]
+    values = {
+        method: {row.kind: row.mean_iou for row in mine if row.method == method}
+        for method in ("uncorrected", "default")
+    }
+    names = sorted(values["default"], key=lambda name: values["default"][name])
+    figure, axes = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
+    for y, name in enumerate(names):
+        before, after = values["uncorrected"][name], values["default"][name]
+        axes.plot([before, after], [y, y], color="#BBBBBB", linewidth=2, zorder=1)
+        axes.scatter(
+            before, y, s=60, facecolor="white", edgecolor=GREY, linewidth=1.5, zorder=2, label="" if y else "as trained"
+        )
+        axes.scatter(after, y, s=36, color=BLUE, zorder=3, label="" if y else "trueup, the default")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("IoU in %, mean of fifteen corruptions at five severities")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    quiet(axes, grid="x")
+    return save(figure, path)
+
+
+def _main(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    return [row for row in _of_page(rows) if row.kind == "all"]
+
+
+def _of_page(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    return [row for row in rows if row.set_aside == SET_ASIDE] or list(rows)
+
+
+def _shown(rows: Sequence[SummaryRow]) -> list[str]:
+    """Methods in the order of the file, of BN mixing only the best on the four where those were measured."""
+    best = best_mixing(rows)
+    names = dict.fromkeys(row.method for row in rows)
+    return [name for name in names if best is None or not name.startswith("bn-mix") or name == best]
+
+
+def _label(method: str) -> str:
+    if method.startswith("bn-mix"):
+        return f"BN mixing, N = {method.partition('=')[2] or 8}"
+    known = LABELS.get(method) or ("" if method.startswith("evidence:") else LABELS.get(method.partition(":")[0], ""))
+    return known or f"`{method}`"
+
+
+def _gain(row: SummaryRow) -> str:
+    return f"{row.gain:+.1f} ± {row.error:.1f}"
+
+
+def _arrow(before: float, after: float) -> str:
+    return f"{before:.1f} → {after:.1f}"
