@@ -304,7 +304,7 @@ def growth(network: nn.Module, x: Tensor, calls: int) -> float:
     """Bytes of resident memory that each call adds."""
 
     def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     for _ in range(200):
         network(x)

@@ -21,7 +21,7 @@ def main() -> None:
     """Rewrite or check the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    text = DOCUMENT.read_text()
+    text = DOCUMENT.read_text(encoding="utf-8")
     wanted = text
     for name, lines in {"deployment": deployment(), "quantised": quantised()}.items():
         block = "\n".join([f"<!-- {name} -->", *lines, f"<!-- /{name} -->"])
@@ -30,7 +30,7 @@ def main() -> None:
         if text != wanted:
             raise SystemExit(f"{DOCUMENT} does not show its files; run python benchmarks/deployment_table.py")
     else:
-        DOCUMENT.write_text(wanted)
+        DOCUMENT.write_text(wanted, encoding="utf-8")
 
 
 def deployment() -> list[str]:
@@ -69,7 +69,7 @@ _COLUMNS = [(key, kind) for key in ("accuracy", "agreement") for kind in ("clean
 
 
 def _read(name: str) -> list[dict[str, str]]:
-    with (ROOT / "results" / f"{name}.csv").open() as file:
+    with (ROOT / "results" / f"{name}.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 

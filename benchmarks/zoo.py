@@ -510,11 +510,13 @@ def main() -> None:
     parser.add_argument("--document", action="store_true", help="only write the table of the document")
     options = parser.parse_args()
     if options.document:
-        with options.out.open() as file:
-            DOCUMENT.write_text(document(DOCUMENT.read_text(), list(csv.DictReader(file))))
+        with options.out.open(encoding="utf-8") as file:
+            DOCUMENT.write_text(
+                document(DOCUMENT.read_text(encoding="utf-8"), list(csv.DictReader(file))), encoding="utf-8"
+            )
         return
     end = time.monotonic() + options.seconds
-    rows = list(csv.DictReader(options.out.open())) if options.out.exists() else []
+    rows = list(csv.DictReader(options.out.open(encoding="utf-8"))) if options.out.exists() else []
     now = versions()
     done = {
         (row["source"], row["model"])
@@ -562,7 +564,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write all rows, in a fixed order."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    with beside.open("w", newline="") as file:
+    with beside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted(rows, key=lambda row: (row["source"], row["family"], row["model"])))

@@ -87,6 +87,6 @@ def test_the_command_writes_what_it_is_asked_for_and_says_what(call, runs, tmp_p
     assert result.exit_code == 0, result.output
     assert "resnet20-gn-digits.safetensors  1.6" in result.output
     assert len(rows_of(tmp_path / "t.csv")) == 3
-    missing = call("export", tmp_path / "nowhere")
+    missing = call("export", tmp_path / "nowhere", "--table", tmp_path / "t.csv")
     assert missing.exit_code == 2
     assert "no training run at" in missing.output
