@@ -22,6 +22,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 default_role = "py:obj"  # `name` in a docstring is a link where the name is documented, and code elsewhere
 python_maximum_signature_line_length = 90

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 
@@ -22,13 +21,16 @@ class CommandLine(SphinxDirective):
 
         app = cli.application() if hasattr(cli, "application") else cli.app
         add_commands(app)
-        lines: list[str] = []
-        for name, command in _commands("trueup", typer.main.get_command(app)):
-            lines += _section(name, command)
-        holder = nodes.section()
-        holder.document = self.state.document
-        self.state.nested_parse(StringList(lines, source=__name__), 0, holder, match_titles=1)
-        return holder.children
+        return [self._section(*found) for found in _commands("trueup", typer.main.get_command(app))]
+
+    def _section(self, name: str, command: Any) -> nodes.Node:
+        section = nodes.section(ids=[nodes.make_id(name)], names=[name])
+        section += nodes.title("", "", nodes.literal(text=name))
+        self.state.document.note_implicit_target(section, section)
+        rows = [f"| {what} | {meaning} |" for what, meaning in filter(None, map(_row, command.params))]
+        table = ["| | |", "|---|---|", *rows] if rows else []
+        section += self.parse_text_to_nodes("\n".join([(command.help or "").replace("\b", ""), "", *table]))
+        return section
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -46,24 +48,14 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from _commands(f"{name} {part}", below)
 
 
-def _section(name: str, command: Any) -> list[str]:
-    lines = [f"`{name}`", "-" * 80, "", *(command.help or "").replace("\b", "").split("\n"), ""]
-    rows = [row for parameter in command.params if (row := _row(parameter))]
-    if rows:
-        lines += [".. list-table::", "   :widths: 30 70", ""]
-        for what, meaning in rows:
-            lines += [f"   * - {what}", f"     - {meaning}"]
-    return [*lines, ""]
-
-
 def _row(parameter: Any) -> tuple[str, str] | None:
+    """Name and meaning of an argument or option, as cells of a table."""
     if "--help" in parameter.opts or getattr(parameter, "hidden", False):
         return None
-    names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else [parameter.name]
-    names = [name.upper() if parameter.param_type_name == "argument" else name for name in names]
-    meaning = " ".join((getattr(parameter, "help", None) or "").split())
+    argument = parameter.param_type_name == "argument"
+    names = [parameter.name.upper()] if argument else [*parameter.opts, *parameter.secondary_opts]
+    meaning = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|").replace("<", "\\<")
     default = parameter.default
-    if default not in (None, False, True, (), []) and "default" not in meaning.lower() and not callable(default):
-        shown = ", ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
-        meaning += f" Default: ``{shown}``."
-    return ", ".join(f"``{name}``" for name in names), meaning.replace("`", "``").replace("````", "``") or "\\ "
+    if isinstance(default, str | int | float) and not isinstance(default, bool) and "default" not in meaning:
+        meaning += f" Default: `{default}`."
+    return ", ".join(f"`{name}`" for name in names), meaning
