@@ -41,9 +41,11 @@ def main() -> None:
     asked = parser.parse_args()
     packages = {name: _only(asked.folder, name) for name in ("trueup-*.whl", "trueup_lab-*.whl")}
     for wheel in packages.values():
-        check_wheel(zipfile.ZipFile(wheel).namelist())
+        with zipfile.ZipFile(wheel) as package:
+            check_wheel(package.namelist())
     for name in ("trueup-*.tar.gz", "trueup_lab-*.tar.gz"):
-        check_sdist(tarfile.open(_only(asked.folder, name)).getnames())
+        with tarfile.open(_only(asked.folder, name)) as source:
+            check_sdist(source.getnames())
     if not asked.contents_only:
         try_wheels(*packages.values())
 

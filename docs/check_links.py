@@ -20,7 +20,7 @@ class Page(HTMLParser):
         self.anchors = {"", "top"}
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Collect addresses and anchors."""
         for name, value in attrs:
             if name in ("id", "name") and value:

@@ -43,7 +43,9 @@ class Example(SphinxDirective):
             missing = done.stderr.rpartition("'")[0].rpartition("'")[2]
             return [script, nodes.paragraph(text=f"(Not run when this page was made: it needs {missing}.)")]
         if done.returncode:
-            logging.getLogger(__name__).warning("%s failed: %s", command, done.stderr[-2000:], location=self.get_location())
+            logging.getLogger(__name__).warning(
+                "%s failed: %s", command, done.stderr[-2000:], location=self.get_location()
+            )
         if not done.stdout:
             return [script]
         output = f"$ {command}\n{done.stdout}"

@@ -13,7 +13,7 @@ from sphinx.util.docutils import SphinxDirective
 
 
 class PublicNames(SphinxDirective):
-    """Document a module's public functions or classes; `first` names those to begin with, `except` those to leave out."""
+    """Document a module's public functions or classes: those of `first` in order, then all others but `except`."""
 
     required_arguments = 1
     option_spec = {  # noqa: RUF012  # docutils declares it so

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trueup.targets.values import Targets
 
+ADDRESS = "https://github.com/trueup-ml/trueup"
 FILE_NAME = "model.trueup.safetensors"
 """Name of the targets file beside a model, by convention."""
 
@@ -17,8 +18,7 @@ def section(targets: Targets, file: str) -> str:
         [
             "## trueup",
             "",
-            "[trueup](https://github.com/trueup-ml/trueup) makes this model robust at test time: it moves activations "
-            "back towards those of clean images.",
+            f"[trueup]({ADDRESS}) moves this model's activations back towards those of clean images, at test time.",
             "",
             "```python",
             "import trueup",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +20,7 @@ import trueup
 from trueup.functional import evidence, paper
 from trueup_lab import models
 from trueup_lab.data import digits
-from trueup_lab.data.corruptions import corrupt
+from trueup_lab.data.corruptions import corrupt, corruption_names
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, pyplot, quiet
 
@@ -32,7 +33,12 @@ SHOWN = {  # models of the bench, and their looks
     "resnet50_v1_imagenet_bn": ("ResNet-50, ImageNet", GREEN, "^"),
     "resnet20_cifar10_bn_public": ("ResNet-20, CIFAR-10", BLUE, "o"),
 }
-CHOOSING = {"speckle_noise", "gaussian_blur", "spatter", "saturate"}
+CORRUPTIONS = {*corruption_names("cifar10-c")} - {
+    "speckle_noise",
+    "gaussian_blur",
+    "spatter",
+    "saturate",
+}  # the fifteen
 
 
 def draw_transport(path: Path) -> None:
@@ -81,38 +87,40 @@ def draw_channel(path: Path) -> None:
         axes.scatter(known[:, 0, channel], known[:, 2, channel], s=6, color=GREY, alpha=0.5, label="clean images")
         axes.scatter(found[0, channel], found[2, channel], color=ORANGE, zorder=3, label="noisy image")
         axes.scatter(after[0, channel], after[2, channel], color=BLUE, zorder=3, label="corrected")
-        axes.annotate(
-            "", (float(after[0, channel]), float(after[2, channel])), (float(found[0, channel]), float(found[2, channel])),
-            arrowprops={"arrowstyle": "->", "color": "#444444", "shrinkA": 4, "shrinkB": 4},
-        )  # fmt: skip
+        end, begin = (tuple(values[[0, 2], channel].tolist()) for values in (after, found))
+        axes.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": "#444444", "shrinkA": 4, "shrinkB": 4})
         axes.set(xlabel="mean of the channel", ylabel="log deviation of fine detail")
         axes.legend(frameon=False, fontsize=8, loc="best")
         quiet(axes, grid="both")
         _save(figure, path)
 
 
-def draw_bench_gains(path: Path, results: Path) -> None:
-    """Draw the default's gain per corruption, mean over severities, one dot per model of the bench."""
-    gains: dict[tuple[str, str], list[float]] = defaultdict(list)
+def bench_gains(results: Path) -> dict[str, dict[str, float]]:
+    """The default's gain by corruption and model, mean over severities and models of a name, least gain first."""
+    gains: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with (results / "bench.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["method"] == "default" and row["model"] in SHOWN and int(row["severity"]) > 0:
-                gains[row["model"], row["corruption"]].append(float(row["gain"]))
-    means = {key: fmean(values) for key, values in gains.items()}
-    names = sorted({name for _, name in means} - CHOOSING - {"fifteen", "four", "nineteen"})
-    names.sort(key=lambda name: fmean(value for (_, corruption), value in means.items() if corruption == name))
+            if row["method"] == "default" and row["model"] in SHOWN and row["corruption"] in CORRUPTIONS:
+                gains[row["corruption"]][row["model"]].append(float(row["gain"]))
+    means = {name: {model: round(fmean(found), 3) for model, found in by.items()} for name, by in gains.items()}
+    return dict(sorted(means.items(), key=lambda item: (fmean(item[1].values()), item[0])))
+
+
+def draw_bench_gains(path: Path, results: Path) -> None:
+    """Draw the default's gain per corruption, one dot per model. The file's description has the numbers."""
+    gains = bench_gains(results)
     with _svg():
-        figure, axes = pyplot().subplots(figsize=(7.0, 0.3 * len(names) + 1.1), layout="constrained")
+        figure, axes = pyplot().subplots(figsize=(7.0, 0.3 * len(gains) + 1.1), layout="constrained")
         for model, (label, colour, marker) in SHOWN.items():
-            points = [(means[model, name], y) for y, name in enumerate(names) if (model, name) in means]
+            points = [(by[model], y) for y, by in enumerate(gains.values()) if model in by]
             if points:
                 axes.scatter(*zip(*points, strict=True), color=colour, marker=marker, s=26, label=label, alpha=0.9)
         axes.axvline(0, color="#999999", linewidth=0.8)
-        axes.set(xlabel="points gained over the uncorrected model", ylim=(-0.6, len(names) - 0.4))
-        axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+        axes.set(xlabel="points gained over the uncorrected model", ylim=(-0.6, len(gains) - 0.4))
+        axes.set_yticks(range(len(gains)), [name.replace("_", " ") for name in gains])
         axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
         quiet(axes, grid="x")
-        _save(figure, path)
+        _save(figure, path, description=json.dumps(gains))
 
 
 def draw_data_flow(path: Path) -> None:
@@ -135,7 +143,7 @@ def draw_data_flow(path: Path) -> None:
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 232" font-family="DejaVu Sans, Arial, sans-serif">',
         '<rect width="740" height="232" rx="8" fill="#ffffff"/>',
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">',
         '<path d="M0,0 L8,4 L0,8 z" fill="#444444"/></marker></defs>',
         '<text x="10" y="28" font-size="14" font-weight="bold" fill="#222222">once: trueup.calibrate</text>',
         '<text x="10" y="148" font-size="14" font-weight="bold" fill="#222222">each image: trueup.correct</text>',
@@ -145,12 +153,13 @@ def draw_data_flow(path: Path) -> None:
             f'<path d="M{x1},{y1} L{x2},{y2}" stroke="#444444" stroke-width="1.5" fill="none" marker-end="url(#tip)"/>'
         )
     for x, y, width, (first, second), colour in boxes:
-        parts.append(
-            f'<rect x="{x}" y="{y}" width="{width}" height="52" rx="6" fill="#ffffff" stroke="{colour}" stroke-width="2"/>'
-            f'<text x="{x + width / 2}" y="{y + 22}" font-size="13" font-weight="bold" text-anchor="middle" '
-            f'fill="#222222">{first}</text>'
-            f'<text x="{x + width / 2}" y="{y + 40}" font-size="11.5" text-anchor="middle" fill="#444444">{second}</text>'
-        )
+        line = f'stroke="{colour}" stroke-width="2"'
+        middle = f'x="{x + width / 2:g}" text-anchor="middle"'
+        parts += [
+            f'<rect x="{x}" y="{y}" width="{width}" height="52" rx="6" fill="none" {line}/>',
+            f'<text {middle} y="{y + 22}" font-size="13" font-weight="bold" fill="#222222">{first}</text>',
+            f'<text {middle} y="{y + 40}" font-size="11.5" fill="#444444">{second}</text>',
+        ]
     path.write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
 
 
@@ -184,8 +193,8 @@ def _svg() -> Any:
     return pyplot().rc_context({"svg.hashsalt": "trueup", "svg.fonttype": "none", "font.size": 9})
 
 
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, metadata={"Date": None})
+def _save(figure: Any, path: Path, *, description: str | None = None) -> None:
+    figure.savefig(path, metadata={"Date": None, "Description": description})
     pyplot().close(figure)
 
 
