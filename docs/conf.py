@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import trueup
 
@@ -15,7 +14,7 @@ author = "the trueup authors"
 copyright = "the trueup authors, MIT licence"  # noqa: A001  # the name that Sphinx reads
 release = version = trueup.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "commands", "docstrings", "examples", "public_names", "repository"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "commands", "docstrings", "examples", "pages", "public_names"]
 exclude_patterns = ["extensions"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -37,16 +36,3 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
-
-
-def setup(app: Any) -> None:
-    """Leave pages that do not exist yet out of the navigation."""
-    app.connect("source-read", _leave_out_missing)
-
-
-def _leave_out_missing(app: Any, page: str, source: list[str]) -> None:
-    if page == "index":
-        here = Path(app.srcdir)
-        lines = source[0].splitlines()
-        kept = [line for line in lines if not line.endswith("?") or (here / f"{line[:-1]}.md").exists()]
-        source[0] = "\n".join(line.removesuffix("?") if line in kept and " " not in line else line for line in kept)

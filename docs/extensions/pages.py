@@ -1,4 +1,9 @@
-"""Links from a page to a file of the repository: they lead to the file in the repository's viewer."""
+"""Changes to pages when they are read, so that the same text serves the repository's viewer, doctest and the site.
+
+- Links to files of the repository lead to the repository's viewer.
+- The blank line that ends the output of an example, for doctest, is not shown.
+- A line of the navigation that ends in `?` counts only if the page exists.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,23 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = re.compile(r"^(`{3,})pycon\n(.*?)\n+\1$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((\.\./[^)\s]+)\)")
+MAYBE = re.compile(r"^([\w-]+)\?\n", re.MULTILINE)
 PICTURES = {".png", ".svg"}  # these are copied into the site
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Rewrite links when a page is read."""
-    app.connect("source-read", _rewrite)
+    """Change each page when it is read."""
+    app.connect("source-read", _change)
     return {"parallel_read_safe": True}
 
 
-def _rewrite(app: Any, page: str, source: list[str]) -> None:
+def _change(app: Any, page: str, source: list[str]) -> None:
     folder = Path(app.env.doc2path(page)).parent
-    source[0] = LINK.sub(lambda link: f"]({_address(app, page, folder, link[1])})", source[0])
+    text = LINK.sub(lambda link: f"]({_address(app, page, folder, link[1])})", source[0])
+    text = EXAMPLE.sub(r"\1pycon\n\2\n\1", text)
+    source[0] = MAYBE.sub(lambda name: f"{name[1]}\n" if (folder / f"{name[1]}.md").exists() else "", text)
 
 
 def _address(app: Any, page: str, folder: Path, link: str) -> str:
