@@ -23,6 +23,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
+highlight_language = "none"  # a block says if it is code
 default_role = "py:obj"  # `name` in a docstring is a link where the name is documented, and code elsewhere
 python_maximum_signature_line_length = 90
 

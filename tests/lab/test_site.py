@@ -87,6 +87,15 @@ def test_versions_agree():
     assert {trueup_lab.__version__, cited[1], newest[1]} == {trueup.__version__}
 
 
+def test_tables_of_pages_are_those_of_the_files_they_name(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    makers = load(ROOT / "benchmarks" / "page_tables.py")
+    for path, tables in makers.documents().items():
+        text = path.read_text(encoding="utf-8")
+        for name, table in tables.items():
+            assert f"<!-- {name} -->\n{table}<!-- /{name} -->" in text, f"{path.name}: run benchmarks/page_tables.py"
+
+
 def test_the_picture_of_gains_shows_the_numbers_of_the_bench():
     picture = (DOCS / "pictures" / "gains.svg").read_text(encoding="utf-8")
     shown = re.search(r"<dc:description>(.*?)</dc:description>", picture, flags=re.DOTALL)
