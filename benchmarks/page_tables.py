@@ -1,6 +1,6 @@
 """Tables of pages, written from the CSV files that the pages name, between `<!-- NAME -->` and `<!-- /NAME -->`.
 
-python benchmarks/page_tables.py    # rewrites the tables of docs/bound.md, evidence-results.md, gate.md, lab-notes.md, targets.md
+python benchmarks/page_tables.py    # rewrites docs/bound.md, evidence-results.md, gate.md, lab-notes.md, targets.md
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class CommandLine(SphinxDirective):
         from trueup import cli
         from trueup_lab.cli import add_commands
 
-        app = cli.application() if hasattr(cli, "application") else cli.app
+        app = cli.application()
         add_commands(app)
         return [self._section(*found) for found in _commands("trueup", typer.main.get_command(app))]
 
