@@ -1,18 +1,21 @@
 """Tables of pages, written from the CSV files that the pages name, between `<!-- NAME -->` and `<!-- /NAME -->`.
 
-python benchmarks/page_tables.py    # rewrites docs/bound.md, evidence-results.md, gate.md, lab-notes.md, targets.md
+python benchmarks/page_tables.py    # rewrites README.md and the pages that `documents` names
 """
 
 from __future__ import annotations
 
 import csv
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from trueup_lab.evaluation import read_rows
 from trueup_lab.experiments import differences, experiment, rows_file
+from trueup_lab.figures.explained import bench_costs
+from trueup_lab.performance import read_timings
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
@@ -50,6 +53,7 @@ ABLATIONS = {
     "bn-mix:prior=4": "BN mixing, N = 4",
 }
 Row = Mapping[str, str]
+COSTS = "https://trueup-ml.github.io/trueup/performance.html"
 
 
 def main() -> None:
@@ -67,6 +71,7 @@ def main() -> None:
 def documents() -> dict[Path, dict[str, str]]:
     """Pages and their tables."""
     return {
+        ROOT / "README.md": {"cost": cost_in_words()},
         DOCS / "bound.md": {"budget": budget_table(_read("budget"))},
         DOCS / "gate.md": {"detection": detection_table(_read("detection"))},
         DOCS / "lab-notes.md": {"ablations": ablation_table(_read("choosing"))},
@@ -81,6 +86,29 @@ def documents() -> dict[Path, dict[str, str]]:
             "readings resnet50": readings_table(_read("readings"), "resnet50", ".1f"),
         },
     }
+
+
+def cost_in_words() -> str:
+    """What a correction costs on a GPU, over architectures, and on a CPU."""
+    costs = bench_costs(RESULTS)
+
+    def spread(way: str) -> str:
+        found = sorted(by[way] for by in costs.values() if way in by)
+        return f"{found[0]:.2f} to {found[-1]:.2f} (median {median(found):.2f})"
+
+    [cpu] = [
+        row.ratio
+        for row in read_timings(RESULTS / "performance_cpu.csv")
+        if row.case == "ResNet-20, batch 128, float32" and row.what == "evidence, no gate"
+    ]
+    ways = {"64 images in bfloat16": ", batch 64, bfloat16", "64 in TF32": ", batch 64, TF32"}
+    ways |= {"one image": ", batch 1", "one image in a CUDA graph": ", batch 1, CUDA graph"}
+    listed = ", ".join(f"{spread(way)} for {name}" for name, way in ways.items())
+    text = (
+        f"Cost, as a multiple of the model's time, over {len(costs)} networks on an H200: {listed}. A ResNet-20 on two CPU "
+        f"cores takes {cpu:.1f} times. [What it costs]({COSTS}) has the rest."
+    )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def budget_table(rows: Sequence[Row]) -> str:

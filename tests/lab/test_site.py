@@ -13,7 +13,7 @@ import pytest
 
 import trueup
 import trueup_lab
-from trueup_lab.figures.explained import SHOWN, bench_gains
+from trueup_lab.figures.explained import SHOWN, bench_costs, bench_gains
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -103,6 +103,14 @@ def test_the_picture_of_gains_shows_the_numbers_of_the_bench():
     assert json.loads(html.unescape(shown[1])) == gains, "run python -m trueup_lab.figures.explained docs/pictures"
     assert len(gains) == 15
     assert all(by.keys() == SHOWN.keys() for by in gains.values())
+
+
+def test_the_picture_of_costs_shows_the_numbers_of_the_timings():
+    picture = (DOCS / "pictures" / "costs.svg").read_text(encoding="utf-8")
+    shown = re.search(r"<dc:description>(.*?)</dc:description>", picture, flags=re.DOTALL)
+    costs = bench_costs(ROOT / "results")
+    assert json.loads(html.unescape(shown[1])) == costs, "run python -m trueup_lab.figures.explained docs/pictures"
+    assert len(costs) >= 5
 
 
 def test_code_and_arguments_in_docstrings_become_directives_and_lists():

@@ -23,6 +23,8 @@ from trueup_lab.data import digits
 from trueup_lab.data.corruptions import corrupt, corruption_names
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, pyplot, quiet
+from trueup_lab.performance import read_timings
+from trueup_lab.performance.architectures import ARCHITECTURES
 
 MODEL = "resnet20-bn-digits"
 NOISE, FOG = ("impulse_noise", 5), ("fog", 5)
@@ -32,6 +34,12 @@ SHOWN = {  # models of the bench, and their looks
     "efficientnet_lite0_imagenet_bn": ("EfficientNet-Lite0, ImageNet", PURPLE, "s"),
     "resnet50_v1_imagenet_bn": ("ResNet-50, ImageNet", GREEN, "^"),
     "resnet20_cifar10_bn_public": ("ResNet-20, CIFAR-10", BLUE, "o"),
+}
+WAYS = {  # ways of running a network, as the cases of `trueup bench` end
+    ", batch 64, bfloat16": ("64 images, bfloat16", BLUE, "o"),
+    ", batch 64, TF32": ("64 images, TF32", ORANGE, "D"),
+    ", batch 1": ("one image", PURPLE, "s"),
+    ", batch 1, CUDA graph": ("one image, CUDA graph", GREEN, "^"),
 }
 CORRUPTIONS = {*corruption_names("cifar10-c")} - {
     "speckle_noise",
@@ -123,6 +131,32 @@ def draw_bench_gains(path: Path, results: Path) -> None:
         _save(figure, path, description=json.dumps(gains))
 
 
+def bench_costs(results: Path) -> dict[str, dict[str, float]]:
+    """Time of the corrected network over the model's on a GPU, by architecture and by how it runs."""
+    rows = read_timings(results / "performance_h200.csv")
+    found = {row.case: round(row.ratio, 3) for row in rows if row.what == "evidence, no gate"}
+    names = [architecture.name for architecture in ARCHITECTURES]
+    costs = {name: {way: found[name + way] for way in WAYS if name + way in found} for name in names}
+    return {name: by for name, by in costs.items() if by}
+
+
+def draw_bench_costs(path: Path, results: Path) -> None:
+    """Draw what a correction costs per architecture. The file's description has the numbers."""
+    costs = bench_costs(results)
+    with _svg():
+        figure, axes = pyplot().subplots(figsize=(7.0, 0.3 * len(costs) + 1.1), layout="constrained")
+        for way, (label, colour, marker) in WAYS.items():
+            points = [(by[way], y) for y, by in enumerate(costs.values()) if way in by]
+            if points:
+                axes.scatter(*zip(*points, strict=True), color=colour, marker=marker, s=26, label=label, alpha=0.9)
+        axes.axvline(1, color="#999999", linewidth=0.8)
+        axes.set(xlabel="time with trueup / time of the model", ylim=(len(costs) - 0.4, -0.6))
+        axes.set_yticks(range(len(costs)), list(costs))
+        axes.legend(frameon=False, ncols=4, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+        quiet(axes, grid="x")
+        _save(figure, path, description=json.dumps(costs))
+
+
 def draw_data_flow(path: Path) -> None:
     """Draw what happens once, before deployment, and what happens to each image in use."""
     boxes = [  # x, y, width, text, colour
@@ -202,13 +236,14 @@ def main() -> None:
     """Draw all pictures into a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of bench.csv")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the CSV files")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     draw_data_flow(asked.folder / "data-flow.svg")
     draw_transport(asked.folder / "transport.svg")
     draw_channel(asked.folder / "channel.svg")
     draw_bench_gains(asked.folder / "gains.svg", asked.results)
+    draw_bench_costs(asked.folder / "costs.svg", asked.results)
 
 
 if __name__ == "__main__":
