@@ -105,8 +105,8 @@ def cost_in_words() -> str:
     ways |= {"one image": ", batch 1", "one image in a CUDA graph": ", batch 1, CUDA graph"}
     listed = ", ".join(f"{spread(way)} for {name}" for name, way in ways.items())
     text = (
-        f"Cost, as a multiple of the model's time, over {len(costs)} networks on an H200: {listed}. A ResNet-20 on two CPU "
-        f"cores takes {cpu:.1f} times. [What it costs]({COSTS}) has the rest."
+        f"Cost, as a multiple of the model's time, over up to {len(costs)} networks on an H200: {listed}. "
+        f"A ResNet-20 on two CPU cores takes {cpu:.1f} times. [What it costs]({COSTS}) has the rest."
     )
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 

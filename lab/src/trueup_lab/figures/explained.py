@@ -152,7 +152,7 @@ def draw_bench_costs(path: Path, results: Path) -> None:
         axes.axvline(1, color="#999999", linewidth=0.8)
         axes.set(xlabel="time with trueup / time of the model", ylim=(len(costs) - 0.4, -0.6))
         axes.set_yticks(range(len(costs)), list(costs))
-        axes.legend(frameon=False, ncols=4, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+        axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
         quiet(axes, grid="x")
         _save(figure, path, description=json.dumps(costs))
 
