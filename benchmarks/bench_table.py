@@ -1,6 +1,6 @@
 """Markdown tables of results/bench.csv, written between the markers of the documents that show them.
 
-python benchmarks/bench_table.py            # rewrite the tables in README.md and docs/default.md
+python benchmarks/bench_table.py            # rewrite the tables in README.md, docs/default.md and docs/results.md
 python benchmarks/bench_table.py --check    # fail if a document does not show what the file holds
 """
 
@@ -63,6 +63,7 @@ def documents() -> dict[Path, dict[str, str]]:
     rows = read_table(ROOT / "results" / "bench.csv", BenchRow)
     return {
         ROOT / "README.md": {"bench": default_table(rows, IN_README)},
+        ROOT / "docs" / "results.md": {"bench": default_table(rows)},
         ROOT / "docs" / "default.md": {"bench": default_table(rows), "others": others_table(rows)},
     }
 

@@ -2,3 +2,5 @@
 
 It imports the library and is never imported by it.
 """
+
+__version__ = "0.2.0"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trueup.functional.gate import Gate, fit
 from trueup.rules import Evidence
-from trueup.targets import file
+from trueup.targets import card, file
 from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
@@ -114,6 +114,13 @@ class Targets:
         other targets to.
         """
         file.write(path, *file.contents(self, reduced=small))
+
+    def model_card(self, file: str = card.FILE_NAME) -> str:
+        """Markdown section for a model card: how to use the targets, what was chosen, and what it keeps and changes.
+
+        `file` is the name of the targets file beside the model.
+        """
+        return card.section(self, file)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Targets:
