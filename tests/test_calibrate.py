@@ -114,6 +114,7 @@ def _late_norms(site):
     return site.name.startswith("blocks.1") and site.kind == "norm"
 
 
+@pytest.mark.filterwarnings("ignore:calibrate. all .* images are the same")
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), select=st.sampled_from([None, _late_norms, lambda site: site.kind == "activation"]))
 def test_any_batches_and_shards_of_any_images_give_the_same_targets(data, select):
@@ -288,6 +289,7 @@ def test_a_few_images_make_a_gate_that_is_as_honest_as_it_can_be(count):
     assert out.equal(model(images(4, seed=5) * 9)) == (count < 10)  # p is 1/6 at least: under 0.4
 
 
+@pytest.mark.filterwarnings("ignore:calibrate. all .* images are the same")
 def test_images_seen_twice_are_not_held_out_from_a_gate_fitted_to_them():
     model, fresh = make("mobilenet"), images(100, seed=7)
     once, twice = (trueup.calibrate(model, [images(100)] * times, decide=False) for times in (1, 2))
