@@ -32,7 +32,7 @@ def show_demo(
     ] = "classification",
     out: Annotated[Path, typer.Option(help="Folder for the figure and the CSV file.")] = Path("demo"),
 ) -> None:
-    """Show both rules on digits under nine corruptions. Takes less than a minute on two cores.
+    """Show both rules on digits under nine corruptions. Takes about a minute.
 
     Compares the network as trained, with the paper's correction (set by the λs, iterations and location), and with
     evidence, the default. With --task segmentation, shows the default on street scenes in fog, dusk, rain and noise;
