@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from bench import CALIBRATED, Data, answers, corrupt_set, error_of, read, scored, subjects
+from bench import CALIBRATED, Data, answers, corrupt_set, error_of, read, subjects
 from of_models import CHOSEN_ON
 from trueup import _answers
 from trueup_lab.devices import device_name
@@ -99,12 +99,12 @@ def rows(
         raise SystemExit(f"{name}: {decision}")
     sets = [clean, *corrupted]
     own = [answers(model, normalise, images, asked) for images in sets]
-    before = [scored(said, data.labels[: len(said)], dense=False)[1] for said in own]
+    before = [right(said, data.labels) for said in own]
     found = []
     for trial in decision.trials[1:]:
         network = trueup.correct(model, targets, trial.rule)
         said = [answers(network, normalise, images, asked) for images in sets]
-        gains = [scored(a, data.labels[: len(a)], dense=False)[1] - b for a, b in zip(said, before, strict=True)]
+        gains = [right(a, data.labels) - b for a, b in zip(said, before, strict=True)]
         four = torch.stack(gains[1:]).mean(dim=0)
         found.append(
             SettingRow(
@@ -130,6 +130,11 @@ def rows(
             )
         )
     return found
+
+
+def right(said: Tensor, labels: Tensor) -> Tensor:
+    """100 for each right answer, 0 for a wrong one."""
+    return 100 * (said == labels[: len(said)]).double()
 
 
 def moved(

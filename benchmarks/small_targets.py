@@ -2,7 +2,7 @@
 
     python benchmarks/small_targets.py            # writes results/small_targets.csv, in about a minute on one core
 
-For comparison, the same with the targets of another half of the training images: what a choice of images makes.
+For comparison, the same with the targets of half of the training images: what a choice of images makes.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup import Evidence
+from trueup._answers import relative_change
 from trueup.decide import search
 from trueup.decide.perturb import PERTURBATIONS, Scale, perturb
 from trueup.targets import Decision, Trial
@@ -219,6 +220,13 @@ def test_a_setting_that_moves_clean_scores_far_is_out_even_if_no_answer_changes(
     assert Decision((none, far)).rule == NOTHING
     half = trial(0.2, gain=9.0, moved=0.0)
     assert Decision((none + none, far + half)).rule == far.rule, "pooled images count together"
+
+
+def test_scores_that_are_nan_count_as_moved_and_outputs_that_do_not_match_as_unmoved():
+    """A NaN in a sum could not be saved, and boxes may be more or fewer."""
+    ones = torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+    assert relative_change(ones, torch.tensor([[1.0, torch.nan], [1.0, -1.0]])).tolist() == [1.0, 0.0]
+    assert relative_change([ones, ones], [torch.ones(3, 4)]).tolist() == [0.0, 0.0]
 
 
 def test_the_distance_that_clean_scores_move_is_the_mean_over_the_images(trained):

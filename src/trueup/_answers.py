@@ -38,22 +38,23 @@ def agreement(a: Tensor, b: Tensor) -> Tensor:
 def relative_change(before: Any, after: Any) -> Tensor:
     """Distance of two outputs, relative to the size of the first: `(batch,)` float64, over all floating-point tensors.
 
-    Scores `(batch, classes, ...)` are taken relative to their mean over classes, which no answer depends on. Outputs
-    that cannot be compared, such as lists of boxes, count as unmoved.
+    Scores `(batch, classes, ...)` are taken relative to their mean over classes, which no answer depends on. NaN
+    counts as moved by its whole size. Outputs that cannot be compared, such as lists of boxes, count as unmoved.
 
     >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]))
     tensor([0.], dtype=torch.float64)
     >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]]))
     tensor([0.2000], dtype=torch.float64)
     """
-    pairs = list(zip(tensors_in(before), tensors_in(after), strict=True))
+    pairs = list(zip(tensors_in(before), tensors_in(after), strict=False))  # boxes: any number
     both = [(a, b) for a, b in pairs if _are_scores(a) and isinstance(b, Tensor) and a.shape == b.shape]
     if not both:
         images = next((len(a) for a, _ in pairs if isinstance(a, Tensor) and a.dim()), 0)
         return torch.zeros(images, dtype=torch.float64)
     size = torch.stack([_square(a) for a, _ in both]).sum(dim=0)
     moved = torch.stack([_square(b - a) for a, b in both]).sum(dim=0)
-    return (moved / size.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+    share = (moved / size.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+    return torch.nan_to_num(share, nan=1.0, posinf=1.0)
 
 
 def _square(scores: Tensor) -> Tensor:
