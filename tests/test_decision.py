@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from trueup import Evidence
 from trueup._answers import relative_change
 from trueup.decide import search
 from trueup.decide.perturb import PERTURBATIONS, Scale, perturb
+from trueup.functional.evidence import realign
 from trueup.targets import Decision, Trial
 from trueup.targets.decision import NOTHING
 
@@ -197,6 +199,34 @@ def test_if_no_answer_can_change_all_are_kept_at_every_level(trained):
         assert trial.gain == pytest.approx(0)
 
 
+class Brightness(nn.Module):
+    """Answers whether an image is bright: so easy that mild perturbations never fool it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.norm(x).mean(dim=(1, 2, 3))
+        return torch.stack([mean, -mean], dim=1)
+
+
+def test_an_easy_task_is_perturbed_until_some_answers_change(monkeypatch):
+    """Otherwise all settings would keep all answers, and nothing could be chosen."""
+    sign = torch.where(torch.arange(100) % 2 == 0, 1.0, -1.0)[:, None, None, None]
+    images = 2 * sign + 0.5 * torch.randn(100, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+
+    def lost_by_the_model() -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the model may be left as it is
+            own = trueup.calibrate(Brightness().eval(), images.split(50)).decision.trials[0]
+        return 1 - own.kept[1] / own.images
+
+    assert lost_by_the_model() > search.FOOLED / 2
+    monkeypatch.setattr(search, "STRONG", search.STRONG[:1])
+    assert lost_by_the_model() < search.FOOLED / 2
+
+
 def trial(strength, *, changed=0.0, gain=1.0, moved=0.0):
     """A trial over 100 images."""
     rule = replace(search.CANDIDATES[0], strength=strength)
@@ -240,6 +270,21 @@ def test_the_distance_that_clean_scores_move_is_the_mean_over_the_images(trained
     expected = ((after - before).norm(dim=1) / before.norm(dim=1)).mean()
     assert expected > 0
     assert found.mean_moved == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_no_candidate_multiplies_what_is_left_of_blurred_detail():
+    """A blurred map's detail is mostly rounding and compression; the floor limits how far it is raised."""
+    draw = torch.Generator().manual_seed(0)
+    clean = torch.randn(400, 1, 16, 16, generator=draw) * torch.exp(0.1 * torch.randn(400, 1, 1, 1, generator=draw))
+    targets = trueup.calibrate(
+        nn.Sequential(nn.BatchNorm2d(1, affine=False), nn.ReLU()).eval(), clean.split(100), decide=False
+    )
+    target = replace(targets.norms["0"], drift=torch.ones(4, 1, dtype=torch.float64), drifted=1)
+    blurred = 1e-3 * clean[:8]
+    for rule in search.CANDIDATES[:-1]:
+        out = realign(blurred, target.reference(replace(rule, strength=0.9)))
+        gain = (out.std(dim=(2, 3)) / blurred.std(dim=(2, 3))).max()
+        assert 1 < gain < 4
 
 
 class TestSharpEdges:
@@ -332,6 +377,13 @@ class TestPerturbations:
             (perturb(clean, name, scale, numbers=numbers, level=level) - clean).abs().mean() for level in (0.5, 1.5)
         )
         assert strong > 1.3 * mild
+
+    def test_smoothing_leaves_almost_no_fine_detail(self):
+        """A lens does not either; settings that amplify what is left must not look good here."""
+        noise = torch.rand(4, 1, 224, 224, generator=torch.Generator().manual_seed(0))
+        out = perturb(noise, "smooth", Scale.of_batches([noise]), numbers=torch.arange(4), level=1.5)
+        before, after = (torch.fft.rfft2(images)[..., 56:168, 56:].abs().square().mean() for images in (noise, out))
+        assert after < 0.01 * before
 
     def test_units_do_not_matter(self):
         clean = pictures(8, 0)[0]

@@ -71,11 +71,18 @@ def speckle(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
 
 
 def smooth(x: Tensor, draw: Draw, _scale: Scale, level: float) -> Tensor:
-    """Average with random positive weights over a window of random size."""
-    side = max(3, 2 * round(level * 0.018 * min(x.shape[2:]) + level) + 1)
-    side = min(side, 2 * (min(x.shape[2:]) - 1) + 1)  # reflection needs smaller windows than the image
-    weights = draw.normal(side * side).mul(1.5).softmax(dim=1)
-    return _filtered(x, weights.view(-1, side, side))
+    """Average with random positive weights over a window, twice if the window is large enough to be split.
+
+    Random weights have a flat spectrum, so one pass leaves part of the finest detail. Two leave almost none, as lenses
+    do.
+    """
+    smallest = min(x.shape[2:])
+    reach = max(1, round(level * 0.018 * smallest + level))
+    for half in ((reach + 1) // 2, reach // 2):
+        side = 2 * min(half, smallest - 1) + 1  # reflection needs smaller windows than the image
+        weights = draw.normal(side * side).softmax(dim=1)
+        x = _filtered(x, weights.view(-1, side, side))
+    return x
 
 
 def sharpen(x: Tensor, draw: Draw, _scale: Scale, level: float) -> Tensor:

@@ -22,22 +22,24 @@ from trueup._ranks import gathered
 from trueup.decide.perturb import PERTURBATIONS, Scale, perturb
 from trueup.graph import Probe, Select, Site, Trace, device_of
 from trueup.rules import Evidence
+from trueup.rules.evidence import NUISANCE_FLOOR
 from trueup.targets import Decision, Targets, Trial
 from trueup.targets.decision import NOTHING
 
 _STRENGTH_AND_DEPTH = (
-    *((0.006, 1 / 2), (0.006, 14 / 15), (0.016, 1 / 2), (0.016, 14 / 15), (0.04, 1 / 4), (0.04, 1 / 2)),
-    *((0.1, 1 / 4), (0.1, 1 / 2), (0.25, 1 / 2), (0.25, 3 / 4)),
+    *((0.003, 1 / 2), (0.006, 1 / 2), (0.006, 14 / 15), (0.016, 1 / 2), (0.016, 14 / 15)),
+    *((0.04, 1 / 4), (0.04, 1 / 2), (0.1, 1 / 2), (0.25, 1 / 2), (0.25, 3 / 4)),
 )
+_WEIGHED = Evidence(base=0.0, nuisance=True, floor=NUISANCE_FLOOR)
 CANDIDATES = (
-    *(Evidence(budget=1.0, strength=s, base=0.0, depth=d, nuisance=True) for s, d in _STRENGTH_AND_DEPTH),
-    *(Evidence(strength=strength, base=0.0, nuisance=True) for strength in (0.1, 0.25)),
+    *(replace(_WEIGHED, budget=1.0, strength=s, depth=d) for s, d in _STRENGTH_AND_DEPTH),
+    *(replace(_WEIGHED, strength=s) for s in (0.1, 0.25)),
     Evidence(),
 )
 """Settings that are tried. The first ones have no gate and treat every image alike, on some share of the norms. The
 next two are gated: they may be bolder, since images that look usual are hardly corrected. All of these have no base, so
-only evidence moves a channel, and it counts less if the channel is about content. The last is good on small tasks and
-too bold for many models.
+only evidence moves a channel, and it counts less if the channel is about content. Their floor keeps them from restoring
+detail that a blurred image does not hold. The last is good on small tasks and too bold for many models.
 """
 
 IMAGES = 300  # clean images that a decision is made on
@@ -45,7 +47,12 @@ FEWEST = 50  # with fewer different images, nothing can be shown to be safe
 BYTES = 1 << 30  # of images kept for the decision, at most
 DRIFT_IMAGES = 100  # of these, used to measure how statistics drift
 DRIFT_LEVEL = 1.0
-LEVELS = (0.5, 1.5)  # of perturbation: mild and strong
+MILD = 0.5  # level of perturbation
+STRONG = (1.5, 3.0, 6.0)  # the strong level is the first of these that ...
+FOOLED = (
+    0.1  # ... changes this share of the model's answers: on an easy task, weaker ones would not tell settings apart
+)
+LEVEL_IMAGES = 100  # images on which the strong level is found
 WEIGHTS = (0.2, 0.4, 0.4)  # of a clean, a mildly and a strongly perturbed image in an image's value
 PER_IMAGE = 3  # perturbations of each level that an image gets, in turn
 SMALLEST_BATCH = 16  # a loader of single images should not mean single forward passes
@@ -134,7 +141,8 @@ def decide(
     if failed := next((str(found) for found in gathered(error) if found is not None), None):
         return replace(targets, decision=Decision(max_changed=max_changed, note=failed))
     targets = _with_drift(traced, targets, batches, scale, device)
-    trials = _trials(traced, targets, sample, batches, own, scale, usable, answer, select, report)
+    levels = (MILD, _strong_level(traced.model, batches, own, scale, answer, device))
+    trials = _trials(traced, targets, sample, batches, own, scale, levels, usable, answer, select, report)
     parts = [Decision(part, max_changed) for part in gathered(trials) if part]
     decision = parts[0]
     for part in parts[1:]:
@@ -149,6 +157,7 @@ def _trials(
     batches: list[tuple[Tensor, Tensor]],
     own: list[Tensor],
     scale: Scale | None,
+    levels: tuple[float, float],
     candidates: list[Evidence],
     answer: Answer,
     select: Select | None,
@@ -161,11 +170,11 @@ def _trials(
     there = replace(targets, norms={name: target.to(device) for name, target in targets.norms.items()})
     rules = (NOTHING, *candidates)
     networks: list[nn.Module] = [traced.model, *(build(traced, there, rule, select) for rule in candidates)]
-    kept = torch.zeros(len(rules), 1 + len(LEVELS), len(sample), dtype=torch.float64)
+    kept = torch.zeros(len(rules), 1 + len(levels), len(sample), dtype=torch.float64)
     moved = torch.zeros(len(rules), dtype=torch.float64)
-    done, total = 0, len(sample) * len(rules) * (1 + len(LEVELS) * PER_IMAGE)
+    done, total = 0, len(sample) * len(rules) * (1 + len(levels) * PER_IMAGE)
     for (numbers, images), said in zip(batches, own, strict=True):
-        for level, weight, inputs, rows in _variants(images.to(device), numbers, scale):
+        for level, weight, inputs, rows in _variants(images.to(device), numbers, scale, levels):
             uncorrected: Any = None
             for k, network in enumerate(networks):
                 now, output = _said(network, inputs.clone(), answer)
@@ -213,16 +222,44 @@ def _said(network: nn.Module, inputs: Tensor, answer: Answer) -> tuple[Tensor, A
     return said, output
 
 
-def _variants(images: Tensor, numbers: Tensor, scale: Scale) -> Iterator[tuple[int, float, Tensor, Tensor]]:
+def _variants(
+    images: Tensor, numbers: Tensor, scale: Scale, levels: tuple[float, ...]
+) -> Iterator[tuple[int, float, Tensor, Tensor]]:
     """Yield the clean batch and its perturbed copies: level, weight of one answer, inputs, rows of the batch."""
     yield 0, 1.0, images, torch.arange(len(images))
     names = list(PERTURBATIONS)
-    for number, level in enumerate(LEVELS, start=1):
+    for number, level in enumerate(levels, start=1):
         for k, name in enumerate(names):
             rows = torch.nonzero((numbers + k) % len(names) < PER_IMAGE).flatten()
             if len(rows):
                 some = perturb(images[rows.to(images.device)], name, scale, numbers=numbers[rows], level=level)
                 yield number, 1 / PER_IMAGE, some, rows
+
+
+def _strong_level(
+    model: nn.Module,
+    batches: list[tuple[Tensor, Tensor]],
+    own: list[Tensor],
+    scale: Scale | None,
+    answer: Answer,
+    device: torch.device | None,
+) -> float:
+    """The first of the strong levels that changes enough of the model's own answers, over the images of all ranks."""
+    for level in STRONG[:-1]:
+        lost, left = 0.0, LEVEL_IMAGES
+        for (numbers, images), said in zip(batches, own, strict=True):
+            if left <= 0 or scale is None:
+                break
+            some, indices = images[:left].to(device), numbers[:left]
+            left -= len(some)
+            for number, weight, inputs, rows in _variants(some, indices, scale, (level,)):
+                if number:
+                    now, _ = _said(model, inputs, answer)
+                    lost += weight * float((1 - agreement(now, said[rows.to(said.device)])).sum())
+        parts = gathered((lost, LEVEL_IMAGES - max(left, 0)))
+        if sum(part[0] for part in parts) >= FOOLED * sum(part[1] for part in parts):
+            return level
+    return STRONG[-1]
 
 
 def _with_drift(
@@ -236,7 +273,7 @@ def _with_drift(
     probe = Probe(traced, lambda site: site.name in targets.norms)
 
     def look(site: Site, a: Tensor) -> Tensor:
-        return targets.norms[site.name].statistics(a.movedim(site.channel_dim, 1))
+        return targets.norms[site.name].drifting(a.movedim(site.channel_dim, 1))
 
     sums: dict[str, Tensor] = {}
     left, seen = DRIFT_IMAGES, 0

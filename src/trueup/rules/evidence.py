@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 # What calibration records for this rule. The rule itself is chosen later, so these cannot be its fields.
 BAND_SIDE = 8  # maps whose smaller side is at least this are split into bands; below it, most of a map is border
 GATE_NORMS = 2  # the gate reads this many norms: the last ones that lie in ...
+NUISANCE_FLOOR = 0.1  # `floor` of the statistics whose drift under perturbation is measured
 GATE_DEPTH = 1 / 3  # ... this first share of the model's norms, where how a picture was taken shows, not what it is of
 
 _SHARES = {
@@ -54,7 +55,8 @@ class Evidence:
     The remaining fields are constants that ablations vary: `counts`, the weights of the evidence of a mean, of a low
     band's (or a whole map's) deviation and of a high band's; `ramp`, the 20 above; `before_gate`, the gate value at
     norms that come before the gate has read (at least `least`, and 0 if that is 0); `floor`, the share of a channel's
-    mean clean variance below which variances are not distinguished.
+    mean clean variance below which variances are not distinguished. It limits how much detail a blurred image gets
+    back: a deviation grows by at most 1 / sqrt(floor).
 
     The mathematics is in `trueup.functional.evidence` and `trueup.functional.gate`.
 

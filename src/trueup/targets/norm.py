@@ -10,6 +10,7 @@ from torch import Tensor
 from trueup import kernels
 from trueup.functional import evidence, gate
 from trueup.rules import Evidence
+from trueup.rules.evidence import NUISANCE_FLOOR
 
 FLOOR = Evidence.floor
 
@@ -70,15 +71,17 @@ class NormTarget:
                     f"{rule} needs to know how statistics drift under perturbation, and these targets do not hold it; "
                     "calibrate again with trueup.calibrate(model, loader)"
                 )
-            shares = evidence.nuisance_share(self.drift[rows] / self.drifted, clean.var(dim=0, correction=0))
+            spread = self._statistics(rows, self._floor(rows, NUISANCE_FLOOR))
+            shares = evidence.nuisance_share(self.drift[rows] / self.drifted, spread.var(dim=0, correction=0))
         return evidence.reference_of(
             clean, floor, strength=rule.strength, base=rule.base, counts=rule.counts, shares=shares
         )
 
-    def statistics(self, a: Tensor) -> Tensor:
-        """Statistics of every moment of activations `(batch, channels, ...)`: `(batch, 2 or 4, channels)` float64."""
+    def drifting(self, a: Tensor) -> Tensor:
+        """Statistics `(batch, 2 or 4, channels)` of activations `(batch, channels, ...)` whose drift is measured."""
         moments = kernels.moments(a, bands=self.bands)[:, :4].double()
-        return evidence.statistics(moments, self.floor[: moments.shape[1]].to(a.device))
+        floor = self._floor(list(range(moments.shape[1])), NUISANCE_FLOOR)
+        return evidence.statistics(moments, floor.to(a.device))
 
     def to(self, device: torch.device | None) -> NormTarget:
         """The same target on another device."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import trueup
-from trueup_lab.models import ARCHITECTURES, VGG, ConvNeXt, EfficientNetLite0, ESPNet, MobileNetV2, Record, UNet, ViT
+from trueup_lab.models import ARCHITECTURES, VGG, ConvNeXt, EfficientNetLite, ESPNet, MobileNetV2, Record, UNet, ViT
 from trueup_lab.models.architectures import check_variant
 from trueup_lab.models.efficientnet_lite import SameConv2d
 
@@ -45,8 +45,8 @@ def test_small_networks_can_be_traced_and_all_their_norms_found(name):
     ("build", "shape", "out"),
     [
         (lambda: MobileNetV2(7, channels=1), (64, 96), (7,)),
-        (lambda: EfficientNetLite0(7), (64, 64), (7,)),  # even at every stride
-        (lambda: EfficientNetLite0(7), (65, 47), (7,)),  # odd at some
+        (lambda: EfficientNetLite(7), (64, 64), (7,)),  # even at every stride
+        (lambda: EfficientNetLite(7), (65, 47), (7,)),  # odd at some
         (lambda: ESPNet(5, (1, 2)), (64, 64), (5, 64, 64)),
         (lambda: ESPNet(5, (1, 2)), (61, 43), (5, 61, 43)),  # halves round up: the decoder has to crop
         (lambda: VGG(4, channels=1), (8, 24), (4,)),

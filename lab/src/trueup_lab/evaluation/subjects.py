@@ -86,6 +86,6 @@ def _published(model: nn.Module) -> tuple[str, Normalisation]:
     """Return the training set and the normalisation of a published network."""
     if isinstance(model, models.ESPNet):
         return "camvid", ESPNET_CAMVID
-    if isinstance(model, models.EfficientNetLite0):
+    if isinstance(model, models.EfficientNetLite):
         return "imagenet", EFFICIENTNET_LITE
     return "cifar10" if isinstance(model, models.ResNet20) else "imagenet", IMAGENET

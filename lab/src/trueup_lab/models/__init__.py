@@ -2,7 +2,7 @@
 
 from trueup_lab.models.architectures import ARCHITECTURES
 from trueup_lab.models.convnext import ConvNeXt
-from trueup_lab.models.efficientnet_lite import EfficientNetLite0
+from trueup_lab.models.efficientnet_lite import EfficientNetLite
 from trueup_lab.models.espnet import ESPNet
 from trueup_lab.models.files import Record, read_models, read_record, save_models
 from trueup_lab.models.mobilenet_v2 import MobileNetV2
@@ -22,7 +22,7 @@ __all__ = [
     "VGG",
     "ConvNeXt",
     "ESPNet",
-    "EfficientNetLite0",
+    "EfficientNetLite",
     "FilterResponseNorm",
     "MobileNetV2",
     "NormName",

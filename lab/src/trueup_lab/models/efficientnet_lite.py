@@ -1,6 +1,8 @@
-"""EfficientNet-Lite0: EfficientNet-B0 (Tan and Le, 2019) without squeeze-and-excitation, with ReLU6 for swish."""
+"""EfficientNet-Lite: EfficientNet (Tan and Le, 2019) without squeeze-and-excitation, with ReLU6 for swish."""
 
 from __future__ import annotations
+
+import math
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,23 +21,25 @@ STAGES = (
 )
 STEM, HEAD = 32, 1280
 EPS = 1e-3
+SCALES = ((1.0, 1.0), (1.0, 1.1), (1.1, 1.2))
+"""Width and depth of Lite0, Lite1 and Lite2, relative to Lite0."""
 
 
-class EfficientNetLite0(nn.Module):
-    """Images (batch, `channels`, height, width) to logits (batch, `classes`).
+class EfficientNetLite(nn.Module):
+    """Images (batch, `channels`, height, width) to logits (batch, `classes`); `variant` is the number after "Lite".
 
     Parameters have the names of the package efficientnet_lite_pytorch, and convolutions have TensorFlow's "SAME"
     padding. The public weights expect pixels from 0 to 255 as `(pixel - 127) / 128`.
     """
 
-    def __init__(self, classes: int = 1000, channels: int = 3) -> None:
+    def __init__(self, classes: int = 1000, channels: int = 3, variant: int = 0) -> None:
         super().__init__()
         self._conv_stem = SameConv2d(channels, STEM, 3, stride=2)
         self._bn0 = nn.BatchNorm2d(STEM, eps=EPS)
         self._act0 = nn.ReLU6(inplace=True)
         blocks: list[nn.Module] = []
         width_in = STEM
-        for expansion, width, repeats, stride, kernel in STAGES:
+        for expansion, width, repeats, stride, kernel in stages(variant):
             for k in range(repeats):
                 blocks.append(Block(width_in, width, expansion, stride if k == 0 else 1, kernel))
                 width_in = width
@@ -52,6 +56,19 @@ class EfficientNetLite0(nn.Module):
         x = self._act1(self._bn1(self._conv_head(x)))
         logits: Tensor = self._fc(self._dropout(x.mean(dim=(2, 3))))
         return logits
+
+
+def stages(variant: int) -> list[tuple[int, int, int, int, int]]:
+    """Rows of `STAGES`, scaled. Widths are multiples of 8; the first and the last stage keep their one block.
+
+    >>> stages(2)[2:4]
+    [(6, 48, 3, 2, 5), (6, 88, 4, 2, 3)]
+    """
+    width_scale, depth_scale = SCALES[variant]
+    return [
+        (e, int(width * width_scale + 4) // 8 * 8, math.ceil(n * depth_scale) if 0 < k < len(STAGES) - 1 else n, *rest)
+        for k, (e, width, n, *rest) in enumerate(STAGES)
+    ]
 
 
 class Block(nn.Module):

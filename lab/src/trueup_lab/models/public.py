@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from trueup_lab.models.efficientnet_lite import EfficientNetLite0
+from trueup_lab.models.efficientnet_lite import EfficientNetLite
 from trueup_lab.models.espnet import ESPNet
 from trueup_lab.models.mobilenet_v2 import MobileNetV2
 from trueup_lab.models.resnet20 import ResNet20
@@ -29,7 +29,7 @@ def load_public(path: str | os.PathLike[str]) -> nn.Module:
     | `linear.weight`             | ResNet-20 of the widespread CIFAR-10 code with padded shortcuts (here: `fc`)   |
     | `layer4.0.conv3.weight`     | ResNet-50, torchvision's names                                                 |
     | `features.18.0.weight`      | MobileNetV2, torchvision's names                                               |
-    | `_blocks.15._bn2.weight`    | EfficientNet-Lite0, names of the package efficientnet_lite_pytorch             |
+    | `_blocks.15._bn2.weight`    | EfficientNet-Lite0 to 2, names of the package efficientnet_lite_pytorch        |
     | `encoder.level2_0.c1...`    | ESPNet with its decoder, the authors' names                                    |
 
     The metadata of a ResNet-50 may hold the convolution that has the stride (`stride`: `3x3` or `1x1`), the norm's
@@ -68,6 +68,12 @@ def _resnet50(weights: Weights, metadata: Mapping[str, str]) -> nn.Module:
     )
 
 
+def _efficientnet_lite(weights: Weights, _: Mapping[str, str]) -> nn.Module:
+    blocks = len({key.split(".")[1] for key in weights if key.startswith("_blocks.")})
+    variant = {(16, 320): 0, (21, 320): 1, (21, 352): 2}[blocks, weights["_conv_head.weight"].shape[1]]
+    return EfficientNetLite(len(weights["_fc.weight"]), variant=variant)
+
+
 def _espnet(weights: Weights, _: Mapping[str, str]) -> nn.Module:
     first, second = (
         len({key.split(".")[2] for key in weights if key.startswith(f"encoder.{level}.")})
@@ -80,6 +86,6 @@ _BUILDERS: dict[str, Build] = {
     "linear.weight": _resnet20,
     "layer4.0.conv3.weight": _resnet50,
     "features.18.0.weight": lambda weights, _: MobileNetV2(len(weights["classifier.1.weight"])),
-    "_blocks.15._bn2.weight": lambda weights, _: EfficientNetLite0(len(weights["_fc.weight"])),
+    "_blocks.15._bn2.weight": _efficientnet_lite,
     "encoder.level2_0.c1.conv.weight": _espnet,
 }

@@ -54,7 +54,7 @@ def _small_vision_transformer() -> nn.Module:
 ARCHITECTURES = (
     Architecture("ResNet-50", lambda: models.ResNet50("bn")),
     Architecture("MobileNetV2", models.MobileNetV2),
-    Architecture("EfficientNet-Lite0", models.EfficientNetLite0),
+    Architecture("EfficientNet-Lite0", models.EfficientNetLite),
     Architecture("DenseNet-121", _torchvision("densenet121")),
     Architecture("RegNetY-1.6GF", _torchvision("regnet_y_1_6gf")),
     Architecture("ConvNeXt-tiny", _torchvision("convnext_tiny")),
