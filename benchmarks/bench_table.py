@@ -20,6 +20,8 @@ ALLOWED = 0.5  # points that a rival may lose on clean images to be compared wit
 NAMES = {
     "mobilenet_v2_imagenet_bn": "MobileNetV2, ImageNet",
     "efficientnet_lite0_imagenet_bn": "EfficientNet-Lite0, ImageNet",
+    "efficientnet_lite1_imagenet_bn": "EfficientNet-Lite1, ImageNet",
+    "efficientnet_lite2_imagenet_bn": "EfficientNet-Lite2, ImageNet",
     "resnet50_v1_imagenet_bn": "ResNet-50, ImageNet",
     "resnet20_cifar10_bn_public": "ResNet-20 (public), CIFAR-10",
     "resnet20-bn-cifar10": "ResNet-20, batch norm, CIFAR-10",

@@ -6,14 +6,16 @@
 The limits of the decision and its candidates were set on these numbers: clean images and the four corruptions on which
 constants may be chosen, at severities 1, 3 and 5. `moved` is how far clean scores move, `changed` the share of clean
 answers that change, in percent, each on calibration images and on test images; `value` is the gain that the decision
-compares, in points; `clean` and `four` are points over the uncorrected model on test images.
+compares, in points; `clean` and `four` are points over the uncorrected model on test images. `--floor 0.001` also tries
+the settings with another floor; what the decision saw of those is not a number.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", help="seeds in files of several models (default: all)")
     parser.add_argument("--images", type=int, default=300, help="images of each corrupted set")
     parser.add_argument("--clean", type=int, help="clean test images (default: all)")
+    parser.add_argument("--floor", type=float, action="append", default=[], help="also with this floor; repeatable")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("results/settings.csv"))
@@ -101,8 +104,11 @@ def rows(
     own = [answers(model, normalise, images, asked) for images in sets]
     before = [right(said, data.labels) for said in own]
     found = []
-    for trial in decision.trials[1:]:
-        network = trueup.correct(model, targets, trial.rule)
+    seen = {trial.rule: trial for trial in decision.trials[1:]}
+    others = [replace(rule, floor=floor) for floor in asked.floor for rule in seen]
+    for rule in dict.fromkeys([*seen, *others]):
+        trial = seen.get(rule)
+        network = trueup.correct(model, targets, rule)
         said = [answers(network, normalise, images, asked) for images in sets]
         gains = [right(a, data.labels) - b for a, b in zip(said, before, strict=True)]
         four = torch.stack(gains[1:]).mean(dim=0)
@@ -111,13 +117,13 @@ def rows(
                 set=asked.set,
                 model=name,
                 seed=seed,
-                rule=repr(trial.rule),
-                chosen=trial.rule == targets.rule,
-                moved=trial.mean_moved,
+                rule=repr(rule),
+                chosen=rule == targets.rule,
+                moved=trial.mean_moved if trial else math.nan,
                 moved_test=moved(model, network, normalise, clean, asked),
-                changed=100 * trial.changed / trial.images,
+                changed=100 * trial.changed / trial.images if trial else math.nan,
                 changed_test=100 * float((said[0] != own[0]).double().mean()),
-                value=100 * trial.mean_gain,
+                value=100 * trial.mean_gain if trial else math.nan,
                 clean=float(gains[0].mean()),
                 clean_error=error_of(gains[0]),
                 four=float(four.mean()),
