@@ -109,7 +109,7 @@ def test_the_default_gains_under_shifts_that_were_never_shown_and_keeps_clean_an
 
 def test_a_harmful_default_does_not_come_back(loudest):
     model, images, labels = loudest
-    with pytest.warns(UserWarning, match="left as it is: none of 13 settings"):
+    with pytest.warns(UserWarning, match="left as it is: none of 16 settings"):
         targets = trueup.calibrate(model, images[:150].split(50))
     fixed = trueup.correct(model, targets, Evidence())
     before = accuracy(model, images[150:], labels[150:])

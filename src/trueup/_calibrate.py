@@ -52,9 +52,9 @@ def calibrate(
         print(targets)                                   # what was decided, and why
         targets.save("model.trueup.safetensors")
 
-    Up to 300 of the images, and perturbed copies of them, then show which setting of `Evidence` keeps most of the
+    Up to 240 of the images, and perturbed copies of them, then show which setting of `Evidence` keeps most of the
     model's own clean answers, without labels: `targets.rule`. If none is better than the model itself, the model is
-    left as it is, with a warning. The decision takes about 100 forward passes over at most 300 images.
+    left as it is, with a warning. The decision takes about 120 forward passes over at most 240 images.
 
     Calibration itself is one pass over all images, in evaluation mode and without gradients. Memory does not grow with
     their number, and the model is not changed. The result does not depend on how the images are batched, and the

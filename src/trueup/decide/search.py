@@ -26,13 +26,19 @@ from trueup.rules.evidence import NUISANCE_FLOOR
 from trueup.targets import Decision, Targets, Trial
 from trueup.targets.decision import NOTHING
 
-_STRENGTH_AND_DEPTH = (
-    *((0.003, 1 / 2), (0.006, 1 / 2), (0.006, 14 / 15), (0.016, 1 / 2), (0.016, 14 / 15)),
-    *((0.04, 1 / 4), (0.04, 1 / 2), (0.1, 1 / 2), (0.25, 1 / 2), (0.25, 3 / 4)),
-)
+_STRENGTHS_AT_DEPTH = {
+    1 / 4: (0.04,),
+    1 / 2: (0.003, 0.006, 0.016, 0.04, 0.065, 0.1, 0.25),
+    3 / 4: (0.25,),
+    14 / 15: (0.006, 0.01, 0.016, 0.03),
+}
 _WEIGHED = Evidence(base=0.0, nuisance=True, floor=NUISANCE_FLOOR)
 CANDIDATES = (
-    *(replace(_WEIGHED, budget=1.0, strength=s, depth=d) for s, d in _STRENGTH_AND_DEPTH),
+    *(
+        replace(_WEIGHED, budget=1.0, strength=s, depth=d)
+        for d, strengths in _STRENGTHS_AT_DEPTH.items()
+        for s in strengths
+    ),
     *(replace(_WEIGHED, strength=s) for s in (0.1, 0.25)),
     Evidence(),
 )
@@ -42,16 +48,14 @@ only evidence moves a channel, and it counts less if the channel is about conten
 detail that a blurred image does not hold. The last is good on small tasks and too bold for many models.
 """
 
-IMAGES = 300  # clean images that a decision is made on
+IMAGES = 240  # clean images that a decision is made on, so that it takes fewer passes than 60 over 500 images
 FEWEST = 50  # with fewer different images, nothing can be shown to be safe
 BYTES = 1 << 30  # of images kept for the decision, at most
 DRIFT_IMAGES = 100  # of these, used to measure how statistics drift
 DRIFT_LEVEL = 1.0
 MILD = 0.5  # level of perturbation
 STRONG = (1.5, 3.0, 6.0)  # the strong level is the first of these that ...
-FOOLED = (
-    0.1  # ... changes this share of the model's answers: on an easy task, weaker ones would not tell settings apart
-)
+FOOLED = 0.1  # ... changes this share of the model's answers; on an easy task, weaker ones do not tell settings apart
 LEVEL_IMAGES = 100  # images on which the strong level is found
 WEIGHTS = (0.2, 0.4, 0.4)  # of a clean, a mildly and a strongly perturbed image in an image's value
 PER_IMAGE = 3  # perturbations of each level that an image gets, in turn
