@@ -74,6 +74,8 @@ def realign(
     `channels` is the dimension of `x` that holds the channels. A `norm` is applied to `x` first. The result is rounded
     once, so values that are not moved come out as from torch's operators one after the other, unless there is a norm.
     """
+    if channels < 0:
+        channels += x.dim()
     if channels != 1 and not (channels == x.dim() - 1 and x.is_contiguous()):
         beside = None if residual is None else residual.movedim(channels, 1)
         moved = realign(x.movedim(channels, 1), reference, gate, beside, relu, ceiling, norm)
@@ -128,7 +130,8 @@ def realign_maps(
         if not even or (mean.data_ptr() | variance.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15:
             mean, variance, weight, bias = _ready(mean), _ready(variance), _ready(weight), _ready(bias)
     reference = _ready(reference)
-    dtypes = (reference.dtype, mean.dtype, variance.dtype, weight.dtype, bias.dtype)
+    norm_dtypes = (dtype,) * 4 if norm is None else (mean.dtype, variance.dtype, weight.dtype, bias.dtype)
+    dtypes = (reference.dtype, *norm_dtypes)
     bands, add = reference.shape[1] == 3, residual is not None
     shape, strides = x.shape, x.stride()
     plan = _plan(shape, strides, channels, dtype, device, bands, add, dtypes, split, programs_per_strip, halvings)
