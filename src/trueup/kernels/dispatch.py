@@ -56,7 +56,7 @@ def realign(
     relu: bool = False,
     ceiling: float | None = None,
     channels: int = 1,
-    constants: portable.MapConstants | None = None,
+    constants: Callable[[], portable.MapConstants] | None = None,
     may_close: bool = True,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
@@ -66,16 +66,17 @@ def realign(
     depend on the batch or on the number of threads, to the last bit. Values that are not moved are rounded as by
     torch's operators one after the other, unless a norm is fused: that is not rounded in between.
 
-    With `constants`, those of the reference, it is done in ordinary operators; `may_close` says that gate values may
-    be 0.
+    `constants` returns those of the reference, for when it has to be done in ordinary operators; `may_close` says that
+    gate values may be 0.
     """
     out: Tensor
-    if constants is not None:
+    direct = nothing_watches(a, residual, gate)
+    if not direct and constants is not None and in_ordinary_operators(a):
         a = a if norm is None else norm(a)
-        out = portable.realign(a, constants, gate, channels=channels, may_close=may_close)
+        out = portable.realign(a, constants(), gate, channels=channels, may_close=may_close)
         out = out if residual is None else add(out, residual, order)
         return plain.add_and_relu(out, None, relu, ceiling)
-    if a.is_cuda and nothing_watches(a, residual, gate) and _has_compiled_maps(a):
+    if direct and a.is_cuda and _has_compiled_maps(a):
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
             with _current_device(a):
@@ -93,7 +94,7 @@ def realign(
     if not _has_compiled_maps(a) or has_tangent(a, residual):
         return plain.realign(a, reference, gate, residual, relu, ceiling)
     arguments = (reference, gate, residual, relu, ceiling)
-    if a.is_cpu and nothing_watches(a, residual, gate):
+    if direct and a.is_cpu:
         out = _compute_realign(a, *arguments)
     elif norm is None:
         out = torch.ops.trueup.realign.default(a, *arguments)

@@ -113,7 +113,7 @@ CASES = (
     *(_compiled(architecture, half=True) for architecture in ARCHITECTURES),
     *(_compiled(architecture, half=False) for architecture in ARCHITECTURES),
     *(_first_answer(architecture) for architecture in _LATER),
-    PerformanceCase("targets file, ResNet-50", "cuda", lambda device: measure_file(RESNET50, device)),
+    PerformanceCase("targets file, ResNet-50", "", lambda device: measure_file(RESNET50, device)),
     _with_paper("batch 256, bfloat16", "cuda", 1.35, RESNET50, batch=256, rivals=True, **_HALF),
     _with_paper("batch 256, TF32", "cuda", 1.4, RESNET50, batch=256, channels_last=True, tf32=True),
     _memory(RESNET50, 256),
