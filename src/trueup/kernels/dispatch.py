@@ -332,8 +332,8 @@ def _compute_realign(
         with _current_device(x):
             found = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
         return _uncorrected(x, residual, relu, ceiling, norm) if found is None else found
-    out = _fastest("realign", x.device.type)(x if norm is None else norm(x), reference, gate, residual, relu)
-    return out if ceiling is None else out.clamp(max=ceiling)
+    out = _fastest("realign", x.device.type)(x if norm is None else norm(x), reference, gate, residual, relu, ceiling)
+    return out
 
 
 def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
