@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trueup_lab.performance import TimingRow, read_timings
@@ -24,6 +24,11 @@ WAYS = {  # columns, and the cases that they show, after the name of the archite
     "one image, CUDA graph": ", batch 1, CUDA graph",
     "one image, eager": ", batch 1",
     "peak memory": ", batch 64, bfloat16: peak memory",
+}
+CPU_WAYS = {
+    "one image, one thread": ", batch 1, one CPU thread",
+    "the same, compiled": ", batch 1, one CPU thread, compiled",
+    "batch 32, two threads": ", batch 32, two CPU threads",
 }
 RULES = {"evidence, no gate": "no gate", "evidence": "`Evidence()`", "correction": "the paper's"}
 RIVALS = {"BN batch": "BN of the batch", "BN mix": "BN mixing", "TENT": "TENT"}
@@ -48,20 +53,21 @@ def tables() -> dict[str, str]:
     """The tables by the names of their markers."""
     gpu, cpu = (read_timings(ROOT / "results" / f"performance_{name}.csv") for name in ("h200", "cpu"))
     return {
-        "gpu": architectures(gpu),
+        "gpu": architectures(gpu, WAYS),
+        "cpu": architectures(cpu, CPU_WAYS),
         "first": first_answers(gpu),
         "rules": rules([*gpu, *cpu]),
         "rest": rest(gpu, cpu),
     }
 
 
-def architectures(rows: Sequence[TimingRow]) -> str:
+def architectures(rows: Sequence[TimingRow], ways: Mapping[str, str]) -> str:
     """Ratios of the rule that calibration usually chooses, one line per architecture."""
-    lines = [f"| | {' | '.join(WAYS)} |", f"|---{'|---' * len(WAYS)}|"]
-    bounds = [_bound(rows, suffix) for suffix in WAYS.values()]
+    lines = [f"| | {' | '.join(ways)} |", f"|---{'|---' * len(ways)}|"]
+    bounds = [_bound(rows, suffix) for suffix in ways.values()]
     lines.append(f"| *to reach* | {' | '.join(bounds)} |")
     for architecture in ARCHITECTURES:
-        cells = [_ratio(rows, architecture.name + suffix, "evidence, no gate") for suffix in WAYS.values()]
+        cells = [_ratio(rows, architecture.name + suffix, "evidence, no gate") for suffix in ways.values()]
         if any(cell != "-" for cell in cells):
             lines.append(f"| {architecture.name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -146,10 +146,10 @@ class Realign(AtSite):
         relu: bool = False,
         ceiling: float | None = None,
     ) -> Tensor:
-        a, batch_norm = _resolved(a, norm)
+        a, batch_norm = (a, None) if norm is None else _resolved(a, norm)
         return kernels.realign(
             a,
-            self.reference,
+            self._buffers["reference"],  # type: ignore[arg-type]  # quicker than the attribute
             gate,
             norm=batch_norm,
             residual=residual,
@@ -157,7 +157,7 @@ class Realign(AtSite):
             relu=relu,
             ceiling=ceiling,
             channels=self.channel_dim,
-            constants=self._constants() if kernels.in_ordinary_operators(a) else None,
+            constants=self._constants,
             may_close=self.may_close,
         )
 

@@ -1,72 +1,153 @@
-"""Compiling kernels in threads, with a stand-in for Triton's kernels."""
+"""Compiling the kernels of a pass together, with stand-ins for Triton's kernels and for a forward pass."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 
 import pytest
 import torch
 
-from trueup.kernels.cuda import compile_ahead
-from trueup.kernels.cuda.launch import Launch
+from trueup.kernels.cuda import compile_ahead, maps
+from trueup.kernels.cuda.compile_ahead import Need, compile_together, put_off
 
 CUDA = torch.device("cuda")
 
 
 class Kernel:
-    """Counts what it is asked to compile, and where."""
-
-    cache_key = "of its source"
+    """Counts what it is asked to compile, and by which thread, as Triton's compiler would."""
 
     def __init__(self, error=None):
-        self.error, self.compiled, self.launched = error, [], []
+        self.error, self.compiled = error, []
 
     def warmup(self, *arguments, grid, **options):
-        self.compiled.append((arguments, grid, options, threading.current_thread().name))
-        if self.error is not None:
-            raise self.error
+        def compile_kernel():
+            self.compiled.append((arguments, grid, options, threading.current_thread().name))
+            if self.error is not None:
+                raise self.error
 
-    def __getitem__(self, grid):
-        return lambda *arguments, **_: self.launched.append((grid, arguments))
+        Executor.active.submit(compile_kernel)
+
+
+class Executor:
+    """Stands for `triton.AsyncCompileMode`, and raises what went wrong at its end."""
+
+    active = None
+
+    def __init__(self, threads):
+        self.threads, self.futures = threads, []
+
+    def submit(self, function):
+        self.futures.append(self.threads.submit(function))
+
+    def __enter__(self):
+        Executor.active = self
+
+    def __exit__(self, *_):
+        for future in self.futures:
+            future.result()
 
 
 @pytest.fixture(autouse=True)
 def several_cores(monkeypatch):
     monkeypatch.setattr(compile_ahead, "THREADS", 3)
+    monkeypatch.setattr(compile_ahead, "_COMPILED", set())
+    monkeypatch.setattr(compile_ahead.triton, "AsyncCompileMode", Executor)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    yield
-    compile_ahead.start_compiling.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
-def start(kernel, device=CUDA, add=False):
-    return compile_ahead.start_compiling(kernel, (torch.float32, 2), (64, add), (("num_warps", 2),), device)
+def need(kernel, add=False):
+    return Need(kernel, (torch.float32, 2), (64, add), (("num_warps", 2),), CUDA)
 
 
-def test_a_kernel_is_compiled_once_in_a_thread_of_its_own():
+def a_pass(*sites):
+    """A forward pass with a list of needed kernels per site; it returns at which sites it did without."""
+    return lambda: [put_off(needs) for needs in sites]
+
+
+def test_a_pass_is_repeated_when_all_that_it_needs_has_been_compiled_in_threads():
     kernel = Kernel()
-    futures = [start(kernel), start(kernel), start(kernel, add=True)]
-    for future in futures:
-        future.result()
-    assert futures[0] is futures[1] is not futures[2]
-    assert {arguments for arguments, *_ in kernel.compiled} == {(torch.float32, 2, 64, a) for a in (False, True)}
-    assert len(kernel.compiled) == 2
+    sites = [[need(kernel)], [need(kernel, add=True), need(kernel)]]
+    calls = []
+
+    def run():
+        calls.append(a_pass(*sites)())
+        return calls[-1]
+
+    assert compile_together(run, lambda: True) == [False, False]
+    assert calls == [[True, True], [False, False]]
+    assert sorted(arguments for arguments, *_ in kernel.compiled) == [(torch.float32, 2, 64, a) for a in (False, True)]
     assert all(options == {"num_warps": 2} for _, _, options, _ in kernel.compiled)
     assert all(name.startswith("trueup-compile") for *_, name in kernel.compiled)
+    assert compile_together(run, lambda: True) == [False, False]
+    assert len(calls) == 3  # nothing is missing any more
 
 
-def test_on_a_cpu_or_with_one_core_nothing_is_started(monkeypatch):
-    kernel = Kernel()
-    assert start(kernel, torch.device("cpu")) is None
-    monkeypatch.setattr(compile_ahead, "THREADS", 1)
-    assert start(kernel) is None
+def test_another_pass_with_the_same_kernels_is_not_repeated():
+    kernel, calls = Kernel(), []
+    compile_together(a_pass([need(kernel)]), lambda: True)
+    compile_together(lambda: calls.append(a_pass([need(kernel)])()), lambda: True)
+    assert calls == [[False]]
+
+
+@pytest.mark.parametrize("reason", ["hooks", "one thread", "a CUDA graph", "outside of a pass"])
+def test_what_cannot_be_repeated_compiles_when_it_is_needed(monkeypatch, reason):
+    kernel, calls = Kernel(), []
+    if reason == "one thread":
+        monkeypatch.setattr(compile_ahead, "THREADS", 1)
+    if reason == "a CUDA graph":
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    run = a_pass([need(kernel)])
+    if reason == "outside of a pass":
+        calls.append(run())
+    else:
+        compile_together(lambda: calls.append(run()), lambda: reason != "hooks")
+    assert calls == [[False]]
     assert kernel.compiled == []
 
 
-def test_a_launch_waits_for_its_kernel_and_does_without_it_if_that_failed():
-    kernel = Kernel(RuntimeError("no compiler"))
-    launch = Launch(kernel, (5, 1, 1), (64, False), num_warps=2)
-    launch.compiling = start(kernel)
-    launch(7, 8)
-    assert launch.compiling.done()
-    assert kernel.launched == [((5, 1, 1), (7, 8, 64, False))]
+def test_a_kernel_that_does_not_compile_is_left_to_its_launch():
+    kernel, calls = Kernel(RuntimeError("no compiler")), []
+    compile_together(lambda: calls.append(a_pass([need(kernel)])()), lambda: True)
+    assert calls == [[True], [False]]
+
+
+def test_an_error_of_the_model_leaves_no_pass_behind():
+    with pytest.raises(ZeroDivisionError):
+        compile_together(lambda: 1 / 0, lambda: True)
+    assert not put_off([need(Kernel())])
+
+
+def test_threads_do_not_see_each_others_passes():
+    found = []
+
+    def run():
+        other = threading.Thread(target=lambda: found.append(put_off([need(Kernel())])))
+        other.start()
+        other.join()
+
+    compile_together(run, lambda: True)
+    assert found == [False]
+
+
+@pytest.mark.parametrize("add", [None, False, True])  # None: maps are only measured
+@pytest.mark.parametrize("side", [7, 112])  # one kernel, and two
+def test_what_is_compiled_ahead_has_the_types_of_the_launch(monkeypatch, add, side):
+    monkeypatch.setattr(maps, "processors", lambda _device: 132)
+    monkeypatch.setattr(maps, "starts_early", lambda *_: False)
+    half, wide = torch.bfloat16, torch.float32
+    dtypes = () if add is None else (wide, half, half, wide, wide)
+    division = (None, None, None)
+    plan = maps._plan.__wrapped__(
+        torch.Size((64, 32, side, side)), (32 * side**2, 1, 32 * side, 32), 1, half, CUDA, True, add, dtypes, *division
+    )
+    assert len(plan.missing) == (2 if plan.split else 1) == (1 if side == 7 else 2)
+    tensors = {"x": half, "residual": half, "out": half, "norm_mean": half, "norm_variance": half}
+    tensors |= dict.fromkeys(("sums", "found", "reference", "gates", "norm_weight", "norm_bias"), wide)
+    for needed in plan.missing:
+        names = list(inspect.signature(needed.kernel.fn).parameters)
+        assert len(names) == len(needed.types) + len(needed.constants)
+        for name, kind in zip(names, needed.types, strict=False):
+            assert kind == tensors[name] if name in tensors else isinstance(kind, (int, float)), name

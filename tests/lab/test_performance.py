@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from trueup_lab.figures import draw_scaling
-from trueup_lab.performance import CASES, PerformanceCase, TimingRow, first_answer, read_timings, write_timings
+from trueup_lab.performance import CASES, PerformanceCase, TimingRow, ahead, first_answer, read_timings, write_timings
 from trueup_lab.performance.cases import BY_NAME
 from trueup_lab.performance.networks import Network
 from trueup_lab.performance.rows import absolute, measured_on
@@ -58,6 +59,54 @@ def test_the_command_prints_and_writes_its_rows(call, tmp_path, monkeypatch):
     assert "4 x 3000" in run.output
     assert len(read_timings(tmp_path / "rows.csv")) == 3
     assert draw_scaling([*more, *read_timings(tmp_path / "rows.csv")], picture).stat().st_size > 1000
+
+
+def test_a_run_that_is_out_of_time_keeps_its_rows_and_is_continued_with_what_is_missing(call, tmp_path, monkeypatch):
+    slow = [True]
+
+    def second(_device):
+        if slow:
+            subprocess.run(["sleep", "60"], check=True)
+        return iter([row("second")])
+
+    cases = (
+        PerformanceCase("first", "", lambda _device: iter([row("first", cost=5.0)])),
+        PerformanceCase("broken", "", lambda _device: [][0]),
+        PerformanceCase("second", "", second),
+    )
+    monkeypatch.setattr("trueup_lab.performance.CASES", cases)
+    run = call("bench", "--device", "cpu", "--out", tmp_path / "rows.csv", "--limit", "1")
+    assert run.exit_code == 0, run.output
+    assert "broken: failed, IndexError" in run.output
+    assert "stopped after 1 seconds" in run.output
+    assert [r.case for r in read_timings(tmp_path / "rows.csv")] == ["first"]
+    slow.clear()
+    run = call("bench", "first", "second", "--device", "cpu", "--out", tmp_path / "rows.csv", "--missing")
+    assert "first" not in run.output
+    assert [r.case for r in read_timings(tmp_path / "rows.csv")] == ["first", "second"]
+
+
+def test_what_is_compiled_ahead_is_compiled_in_a_process_per_architecture(monkeypatch, tmp_path):
+    """The processes run a stand-in that writes down what it was asked for."""
+    monkeypatch.setattr(ahead, "__name__", "stand_in")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "stand_in.py").write_text(
+        "import os, pathlib, sys\n"
+        "(pathlib.Path(__file__).parent / f'{os.getpid()}.asked').write_text(repr(sys.argv[1:]))"
+    )
+    names = ["ResNet-50, batch 1", "MobileNetV2, batch 1", "ResNet-50, batch 64"]
+    cases = [PerformanceCase(name, "", iter, prepare=lambda _device: None) for name in names]
+    ahead.compile_ahead([*cases, PerformanceCase("nothing to prepare", "", iter)], CPU, 2)
+    asked = sorted(eval(path.read_text()) for path in tmp_path.glob("*.asked"))
+    assert asked == [["cpu", names[1]], ["cpu", names[0], names[2]]]
+
+
+def test_preparing_a_network_runs_the_model_and_its_corrected_forms():
+    network = Network(BY_NAME["ResNet-20"], 2, how="graph", threads=1)
+    before = torch.get_num_threads()
+    network.prepare(CPU)  # a CUDA graph could not be captured here
+    assert torch.get_num_threads() == before
 
 
 def test_an_unknown_case_is_answered_with_those_there_are(call):

@@ -93,7 +93,7 @@ def test_a_small_file_keeps_fewer_images_to_a_byte_per_number(tmp_path):
     assert found.images == 240
     assert list(found.norms) == list(targets.norms)
     for name, norm in found.norms.items():
-        mine = targets.norms[name].sample[:100].double()
+        mine = targets.norms[name].sample[:84].double()
         assert norm.total.equal(targets.norms[name].total)
         step = (mine.amax(0) - mine.amin(0)) / 255
         assert ((norm.sample.double() - mine).abs() <= 0.51 * step + 2e-3 * mine.abs()).all()
@@ -108,6 +108,44 @@ def test_a_small_file_keeps_fewer_images_to_a_byte_per_number(tmp_path):
     found.save(tmp_path / "again", small=True)
     again = trueup.Targets.load(tmp_path / "again")
     assert all(again.norms[name].sample.sub(norm.sample).abs().max() < 1e-2 for name, norm in found.norms.items())
+
+
+@pytest.fixture(scope="module")
+def decided():
+    """Targets of more images than a small file keeps, with a rule that changes something."""
+    model = make("resnet")
+    targets = trueup.calibrate(model, images(240).split(60))
+    before, *others = targets.decision.trials
+    one = next(trial for trial in others if not trial.rule.gated)
+    one = replace(one, changed=0.0, gain=1.0, moved=0.0)
+    return model, replace(targets, decision=replace(targets.decision, trials=(before, one)))
+
+
+def test_a_small_file_loses_nothing_of_the_rule_that_calibration_chose(decided, tmp_path):
+    model, targets = decided
+    x = images(4, seed=5) * 0.5
+    targets.save(tmp_path / "small", small=True)
+    found = trueup.Targets.load(tmp_path / "small")
+    assert found.rule == targets.rule
+    assert trueup.correct(model, found)(x).equal(trueup.correct(model, targets)(x))
+    other = replace(targets.rule, strength=0.5)
+    assert not trueup.correct(model, found, other)(x).equal(trueup.correct(model, targets, other)(x))
+    found.save(tmp_path / "again", small=True)
+    assert trueup.correct(model, trueup.Targets.load(tmp_path / "again"))(x).equal(trueup.correct(model, targets)(x))
+    with pytest.warns(UserWarning, match="small=False"):
+        assert (found + found).images == 480
+
+
+def test_large_files_are_small_by_default(tmp_path, monkeypatch):
+    targets = trueup.calibrate(make("resnet"), images(240).split(60), decide=False)
+    for limit, name in ((10**9, "whole"), (10**5, "reduced")):
+        monkeypatch.setattr(trueup.Targets, "SMALL_ABOVE", limit)
+        targets.save(tmp_path / name)
+    assert trueup.Targets.load(tmp_path / "whole") == targets
+    targets.save(tmp_path / "small", small=True)
+    targets.save(tmp_path / "large", small=False)
+    assert (tmp_path / "small").read_bytes() == (tmp_path / "reduced").read_bytes()
+    assert (tmp_path / "large").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 @pytest.mark.parametrize("fault", ["infinite", "negative", "shape", "missing"])

@@ -20,13 +20,28 @@ from trueup.targets import Site, Sites
 _Values = dict[str, Tensor]
 
 
+ENOUGH = 22  # images; a number that windows, heads and tables of positions are unlikely to have
+
+
 def examine(trace: Trace, inputs: Inputs) -> Trace:
     """The trace with its sites as they are found on a first batch. The trace should own its buffers.
 
     A traced forward pass that does not do what the model does is watched instead. Sites whose rows are several per
     image, image after image, become folded. Those whose rows are something else are taken out; they are listed in
     `left`, unless they do not depend on the image at all, such as those of a network that computes position biases.
+
+    It takes three forward passes, so of a large batch the first images have to do, unless the model wants all of them.
     """
+    images = inputs.images
+    if images is not None and images.dim() > 3 and len(inputs) > ENOUGH:
+        try:
+            return _examined(trace, inputs.part(0, ENOUGH))
+        except ValueError:  # a model that wants batches of a certain size, or what is wrong with this one
+            pass
+    return _examined(trace, inputs)
+
+
+def _examined(trace: Trace, inputs: Inputs) -> Trace:
     if trace.graph is not None and (why := _not_as_traced(trace, inputs)):
         if own := [a.__name__ for a in trace.activations if not isinstance(a, type)]:
             raise TraceError(f"{why}, and the function {own[0]} (activations=) can only be found by tracing")

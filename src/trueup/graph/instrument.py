@@ -6,6 +6,7 @@ A traced model becomes a new forward pass with the modules in it; any other runs
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from trueup import kernels
 from trueup.graph.clone import clone, device_of, loose_tensors, modules_of
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
 from trueup.graph.hoist import hoisted
+from trueup.graph.memory import is_repeatable
 from trueup.graph.ordinary import LikeItsModel, function_of, strip_prefix
 from trueup.graph.rewire import (
     call_before_output,
@@ -27,7 +30,7 @@ from trueup.graph.rewire import (
     read_values,
     replace_chain,
 )
-from trueup.graph.trace import Place, Trace, differ_from, fixed_inputs, retrace
+from trueup.graph.trace import HOOKS, Place, Trace, differ_from, fixed_inputs, retrace
 from trueup.graph.watch import Watch, unwatch
 from trueup.graph.watched_pass import watched_pass
 from trueup.targets import Site
@@ -132,6 +135,7 @@ class Instrumented(LikeItsModel):
 
     def _build(self, trace: Trace) -> None:
         """Make this module's forward."""
+        quiet = trace.graph is not None and is_repeatable(self.model, trace.graph)
         if trace.graph is None:
             corrected, fixed = watched_pass(self, Watch(self.model, trace, self._functions)), {}
         else:
@@ -148,7 +152,9 @@ class Instrumented(LikeItsModel):
             missing = optional and (args[0] if args else kwargs.get(inputs[0])) is None
             if missing or (fixed and differ_from(fixed, inputs, args, kwargs)):
                 return self._untraced()(self, *args, **kwargs)
-            return corrected(self, *args, **kwargs)
+            first = args[0] if args else kwargs.get(inputs[0]) if inputs else None
+            run = functools.partial(corrected, self, *args, **kwargs)
+            return kernels.compile_together(run, first, lambda: quiet and not _has_hooks(self.model))
 
         self._give_forward(forward)
 
@@ -230,3 +236,8 @@ class Instrumented(LikeItsModel):
                 unwatch(self.model)
                 self._build(Trace(self.model, self._known, self._activations, self._leaves))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    """Whether something is told of every call, and so of a forward pass that is run twice."""
+    return any(getattr(module, hooks) for module in modules_of(model) for hooks in HOOKS)

@@ -54,6 +54,37 @@ def is_aliased(model: nn.Module, node: fx.Node) -> bool:
     return False
 
 
+def is_repeatable(model: nn.Module, graph: fx.Graph) -> bool:
+    """Whether a graph can be run twice for one input: it writes neither into that nor into tensors of the model.
+
+    Of modules and functions that are not torch's, and were not traced into, this is not known.
+    """
+    return not any(_is_foreign(model, node) or _writes_outside(model, node) for node in graph.nodes)
+
+
+def _is_foreign(model: nn.Module, node: fx.Node) -> bool:
+    if node.op not in ("call_module", "call_function"):
+        return False
+    called = type(model.get_submodule(str(node.target))) if node.op == "call_module" else node.target
+    package = (getattr(called, "__module__", None) or "torch").partition(".")[0]
+    return package not in ("torch", "torchvision", "builtins", "operator", "_operator", "math")
+
+
+def _writes_outside(model: nn.Module, node: fx.Node) -> bool:
+    """Whether a node writes into memory that is there before the graph is run."""
+    if "out" in node.kwargs:
+        return True
+    if not is_in_place(model, node) and node.target is not operator.setitem:
+        return False
+    while node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        if node.op in ("placeholder", "get_attr"):
+            return True
+        if not (is_in_place(model, node) or _is_view(model, node)):
+            return False
+    return False
+
+
 def is_in_place(model: nn.Module, node: fx.Node) -> bool:
     """Whether a node overwrites its input."""
     if node.op == "call_module":

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 _OWN = "model."
 # Submodules of the wrapper; a model may have such names too.
@@ -100,7 +100,7 @@ def leaf(forward: Forward) -> Forward:
 
     @functools.wraps(forward)
     def call(self: nn.Module, a: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(a, fx.Proxy):
+        if type(a) is not Tensor and isinstance(a, fx.Proxy):
             tracer: Any = a.tracer
             given = {
                 name: tracer.create_proxy("get_attr", tracer.path_of_module(value), (), {})

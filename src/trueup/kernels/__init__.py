@@ -15,6 +15,7 @@ from trueup.kernels.curve import curve_of
 from trueup.kernels.dispatch import (
     Order,
     add,
+    compile_together,
     gate_values,
     in_ordinary_operators,
     leaves_this_process,
@@ -31,6 +32,7 @@ __all__ = [
     "Order",
     "add",
     "as_rows",
+    "compile_together",
     "curve_of",
     "gate_values",
     "in_ordinary_operators",

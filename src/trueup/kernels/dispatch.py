@@ -21,7 +21,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from trueup.kernels.forward_mode import has_tangent
 from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
 
 Order = Literal["value first", "residual first", "in place"]
+Result = TypeVar("Result")
 
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 _COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
@@ -55,7 +56,7 @@ def realign(
     relu: bool = False,
     ceiling: float | None = None,
     channels: int = 1,
-    constants: portable.MapConstants | None = None,
+    constants: Callable[[], portable.MapConstants] | None = None,
     may_close: bool = True,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
@@ -65,21 +66,22 @@ def realign(
     depend on the batch or on the number of threads, to the last bit. Values that are not moved are rounded as by
     torch's operators one after the other, unless a norm is fused: that is not rounded in between.
 
-    With `constants`, those of the reference, it is done in ordinary operators; `may_close` says that gate values may
-    be 0.
+    `constants` returns those of the reference, for when it has to be done in ordinary operators; `may_close` says that
+    gate values may be 0.
     """
     out: Tensor
-    if constants is not None:
+    direct = nothing_watches(a, residual, gate)
+    if not direct and constants is not None and in_ordinary_operators(a):
         a = a if norm is None else norm(a)
-        out = portable.realign(a, constants, gate, channels=channels, may_close=may_close)
+        out = portable.realign(a, constants(), gate, channels=channels, may_close=may_close)
         out = out if residual is None else add(out, residual, order)
         return plain.add_and_relu(out, None, relu, ceiling)
-    if a.is_cuda and nothing_watches(a, residual, gate) and _has_compiled_maps(a):
+    if direct and a.is_cuda and _has_compiled_maps(a):
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
             with _current_device(a):
-                out = _fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
-            return out
+                found = _fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
+            return _uncorrected(a, residual, relu, ceiling, norm) if found is None else found
     if not (residual is None or same_layout(a, residual)):
         out = add(realign(a, reference, gate, norm=norm, channels=channels), residual, order)
         return plain.add_and_relu(out, None, relu, ceiling)
@@ -92,7 +94,7 @@ def realign(
     if not _has_compiled_maps(a) or has_tangent(a, residual):
         return plain.realign(a, reference, gate, residual, relu, ceiling)
     arguments = (reference, gate, residual, relu, ceiling)
-    if a.is_cpu and nothing_watches(a, residual, gate):
+    if direct and a.is_cpu:
         out = _compute_realign(a, *arguments)
     elif norm is None:
         out = torch.ops.trueup.realign.default(a, *arguments)
@@ -221,12 +223,31 @@ def load_backend(device: torch.device | None) -> None:
         _fastest("realign", "cuda")
 
 
+def compile_together(run: Callable[[], Result], x: object, repeatable: Callable[[], bool]) -> Result:
+    """Return run(), a forward pass for the input `x`, and compile what it needs on a GPU at the same time.
+
+    It may run twice, if it is `repeatable`. That is asked only if there is something to compile.
+    """
+    if isinstance(x, Tensor) and x.is_cuda and _COMPILED["cuda"] and nothing_watches(x):
+        together: Callable[..., Result] | None = getattr(_backend("cuda"), "compile_together", None)
+        if together is not None:
+            return together(run, repeatable)
+    return run()
+
+
 def add(value: Any, residual: Any, order: Order) -> Any:
     """Add as torch does in the model: the dtype, shape and layout of the sum may depend on the order."""
     if order == "in place":
         value += residual
         return value
     return residual + value if order == "residual first" else value + residual
+
+
+def _uncorrected(
+    a: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None, norm: BatchNorm | None
+) -> Tensor:
+    """What the model alone computes, in a pass that does without its kernels."""
+    return plain.add_and_relu(a if norm is None else norm(a), residual, relu, ceiling)
 
 
 def _has_compiled_maps(a: Tensor) -> bool:
@@ -309,10 +330,10 @@ def _compute_realign(
     out: Tensor
     if x.is_cuda and _COMPILED["cuda"]:
         with _current_device(x):
-            out = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
-        return out
-    out = _fastest("realign", x.device.type)(x if norm is None else norm(x), reference, gate, residual, relu)
-    return out if ceiling is None else out.clamp(max=ceiling)
+            found = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
+        return _uncorrected(x, residual, relu, ceiling, norm) if found is None else found
+    out = _fastest("realign", x.device.type)(x if norm is None else norm(x), reference, gate, residual, relu, ceiling)
+    return out
 
 
 def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
@@ -322,8 +343,8 @@ def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
 
 def _compute_moments(x: Tensor, bands: bool) -> Tensor:
     with _current_device(x):
-        out: Tensor = _fastest("moments", x.device.type)(x, bands)
-    return out
+        out: Tensor | None = _fastest("moments", x.device.type)(x, bands)
+    return plain.moments(x, bands) if out is None else out
 
 
 def _compute_gate_values(moments: Sequence[Tensor], floors: Sequence[Tensor], *arguments: Any) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trueup.atomic import write_atomically
+from trueup.rules import Evidence
 from trueup.targets import small
 from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
@@ -37,8 +38,11 @@ _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", tor
 
 def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Everything that a file holds: tensors by name, and text by name. A `reduced` file holds less (see `small`)."""
-    tensors: dict[str, Tensor] = {"sampled": targets.sampled[: small.GATE_SAMPLE if reduced else None]}
-    version = VERSION if reduced else 4  # which older versions of this library read as well
+    rule = targets.rule if targets.rule is not None and targets.rule.changes else None
+    most = {"gate": small.GATE_SAMPLE} if rule is None or not rule.gated else {}  # a gate that is used stays whole
+    tensors: dict[str, Tensor] = {"sampled": targets.sampled[: most.get("gate") if reduced else None]}
+    settled = any(norm.settled is not None for norm in targets.norms.values())
+    version = VERSION if reduced or settled else 4  # which older versions of this library read as well
     metadata = {"format": FORMAT, "version": str(version), "fingerprint": targets.fingerprint.to_json()}
     if targets.decision is not None:
         metadata["decision"] = targets.decision.to_json()
@@ -47,10 +51,14 @@ def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tens
     for group, prefix in _GROUPS.items():
         records = {}
         for name, target in getattr(targets, group).items():
+            if reduced and group == "norms" and rule is not None:
+                target = target.settle(rule)
             values = {part.name: getattr(target, part.name) for part in dataclasses.fields(target)}
             parts = {key: value for key, value in values.items() if isinstance(value, Tensor)}
-            if reduced:
-                parts["sample"] = parts["sample"][: small.GATE_SAMPLE if group == "gate" else small.SAMPLE]
+            for key in [key for key in values if key.startswith("settled")]:  # the rule is the decision's
+                values.pop(key)
+            if reduced and (group != "gate" or most):
+                parts["sample"] = parts["sample"][: most.get(group, small.SAMPLE)]
                 if isinstance(target, NormTarget):
                     parts["sample"], parts["grid"] = small.encode(parts["sample"])
             tensors |= {f"{name}/{prefix}{key}": value.contiguous() for key, value in parts.items()}
@@ -75,6 +83,11 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: Ma
     write_atomically(Path(path), struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
+def size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of a file's tensors, which are nearly all of it."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def read(path: str | PathLike[str]) -> dict[str, Any]:
     """Fields of `Targets` from a file. Raises ValueError, with the file's name and the reason, if anything is wrong."""
     if not Path(path).is_file():
@@ -89,7 +102,9 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         if version >= 4 and metadata.get("checksum") != checksum(tensors, metadata):
             raise ValueError("its contents do not match its checksum")
-        groups = {group: dict(_targets(group, version, metadata, tensors)) for group in _GROUPS}
+        decision = Decision.from_json(metadata["decision"]) if "decision" in metadata else None
+        rule = None if decision is None else decision.rule
+        groups = {group: dict(_targets(group, version, metadata, tensors, rule)) for group in _GROUPS}
         if not (groups["activations"] or groups["norms"]):
             raise ValueError("it holds no targets")
         _check("sampled", tensors["sampled"], torch.int64, 1)
@@ -103,7 +118,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
             **groups,
             "sampled": tensors["sampled"],
             "fingerprint": Fingerprint.from_json(metadata["fingerprint"]),
-            "decision": Decision.from_json(metadata["decision"]) if "decision" in metadata else None,
+            "decision": decision,
             "sites": Sites.from_json(metadata["sites"]) if version >= 4 and "sites" in metadata else Sites(),
         }
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -126,7 +141,7 @@ def _version(path: str | PathLike[str], metadata: Mapping[str, str]) -> int:
 
 
 def _targets(
-    group: str, version: int, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+    group: str, version: int, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], rule: Evidence | None
 ) -> Iterator[tuple[str, ActivationTarget | NormTarget]]:
     """Targets of a group by name; none in a file of a version that did not have the group."""
     records = json.loads(metadata.get(group if version >= 4 else _FORMER_NAMES[group], "{}"))
@@ -156,12 +171,16 @@ def _targets(
             _check(name, sample, torch.float16, 3)
             for variances in (total[1:], sample[:, 1:]):
                 _check(name, variances, variances.dtype, variances.dim(), negative=False)
+            settled = tensors.get(f"{prefix}settled") if rule is not None else None
+            if settled is not None and (settled.dtype != torch.float64 or settled.isnan().any()):
+                raise ValueError(f"the settled statistics of site {name!r} hold {settled.dtype} or NaN")
             drift, drifted = tensors.get(f"{prefix}drift"), record.get("drifted", 0)
             if drift is not None:
                 _check(name, drift, torch.float64, 2, negative=False)
                 if not _is_count(drifted) or drift.shape != total[:4].shape:
                     raise ValueError(f"the drift of site {name!r} has shape {tuple(drift.shape)} of {drifted!r} images")
-            yield name, NormTarget(shape, total, images, sample, drift, drifted)
+            known = None if settled is None else rule
+            yield name, NormTarget(shape, total, images, sample, drift, drifted, settled, known)
 
 
 def _check(

@@ -31,12 +31,17 @@ class NormTarget:
     sample: Tensor  # (sampled images, k, channels) float16: moments with deviations in place of variances
     drift: Tensor | None = None  # (2 or 4, channels) float64: summed squared drift of each statistic under perturbation
     drifted: int = 0  # perturbed images that were summed
+    # Of a small file, which keeps fewer images: centre, spread and κ of one rule by all of them (3, 2 or 3, channels)
+    settled: Tensor | None = None
+    settled_for: Evidence | None = None
 
     def __post_init__(self) -> None:
         fit = self.total.dim() == 2 and self.total.shape == self.sample.shape[1:]
         if not fit or len(self.total) not in (2, 4, 5) or self.shape[:1] != self.total.shape[1:]:
             shapes = [tuple(t.shape) for t in (self.total, self.sample)]
             raise ValueError(f"the tensors of a norm target of shape {self.shape} do not fit together: shapes {shapes}")
+        if self.settled is not None and self.settled.shape not in [(3, k, *self.shape[:1]) for k in (2, 3)]:
+            raise ValueError(f"the settled statistics of a norm target have shape {tuple(self.settled.shape)}")
 
     def __add__(self, other: NormTarget) -> NormTarget:
         """Sums of both; the caller merges the samples. Bands stay only if the maps of all images had them."""
@@ -63,6 +68,9 @@ class NormTarget:
         """
         rows = self._rows(bands=rule.bands)
         floor = self._floor(rows, rule.floor)
+        if self.settled is not None and rule == self.settled_for:
+            always = self.settled[1].isfinite().double() * rule.base
+            return torch.cat([self.settled, torch.stack([floor, always])])
         clean = self._statistics(rows, floor)
         shares = None
         if rule.nuisance:
@@ -85,8 +93,14 @@ class NormTarget:
 
     def to(self, device: torch.device | None) -> NormTarget:
         """The same target on another device."""
-        drift = None if self.drift is None else self.drift.to(device)
-        return replace(self, total=self.total.to(device), sample=self.sample.to(device), drift=drift)
+        drift, settled = (None if part is None else part.to(device) for part in (self.drift, self.settled))
+        return replace(self, total=self.total.to(device), sample=self.sample.to(device), drift=drift, settled=settled)
+
+    def settle(self, rule: Evidence) -> NormTarget:
+        """The same target, which knows what a rule needs when it keeps fewer images."""
+        if self.settled is not None:  # by images that are gone
+            return self
+        return replace(self, settled=self.reference(rule)[:3], settled_for=rule)
 
     def mean_evidence(self, a: Tensor) -> Tensor:
         """Mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""

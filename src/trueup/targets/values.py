@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -37,6 +38,8 @@ class Targets:
 
     SAMPLE: ClassVar[int] = 512  # images whose statistics are kept per site: tells what one in a hundred looks like
     GATE_SAMPLE: ClassVar[int] = 4096  # images kept for the gate: half of them rank, and tell one in a thousand
+
+    SMALL_ABOVE: ClassVar[int] = 20_000_000  # bytes of a file that keeps all of these images
 
     activations: Mapping[str, ActivationTarget]
     norms: Mapping[str, NormTarget]
@@ -87,6 +90,12 @@ class Targets:
         for mine, theirs in ((self.activations, other.activations), (self.norms, other.norms)):
             if list(mine) != list(theirs):
                 raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
+        if any(len(t.sample) < min(t.images, self.SAMPLE) for part in (self, other) for t in part.norms.values()):
+            warnings.warn(
+                "these targets are of a small file, which keeps fewer single images, so their sum knows less of the "
+                "spread over images; save what is to be added with targets.save(path, small=False)",
+                stacklevel=2,
+            )
         sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)
         shared = [name for name in self.gate if name in other.gate]  # with small images the gate may read other norms
         many, few = (_Kept(len(self.sampled), order[:most]) for most in (self.GATE_SAMPLE, self.SAMPLE))
@@ -106,14 +115,18 @@ class Targets:
         clean = torch.cat([site.clean_features() for site in self.gate.values()], dim=1)
         return fit(clean, self.sampled[: len(clean)])
 
-    def save(self, path: str | PathLike[str], *, small: bool = False) -> None:
+    def save(self, path: str | PathLike[str], *, small: bool | None = None) -> None:
         """Write one safetensors file. It contains only numbers and text; loading it runs no code.
 
-        `small` keeps fewer single images, to a byte per number: a sixth of the size, for `correct` and `measure`. The
-        corrected model is the same but for the sampling of those images (docs/targets.md). Keep a whole file to add
-        other targets to.
+        A `small` file keeps fewer single images, to a byte per number: a sixth of the size. A model that is corrected
+        by the rule that calibration chose is the same to the last bit; any other rule, and `measure`, know less
+        precisely how single images vary (docs/targets.md). By default files of more than 20 MB are small. Use
+        `small=False` for targets that will be added to others.
         """
-        file.write(path, *file.contents(self, reduced=small))
+        tensors, metadata = file.contents(self)
+        if small or (small is None and file.size(tensors) > self.SMALL_ABOVE):
+            tensors, metadata = file.contents(self, reduced=True)
+        file.write(path, tensors, metadata)
 
     def model_card(self, file: str = card.FILE_NAME) -> str:
         """Markdown section for a model card: how to use the targets, what was chosen, and what it keeps and changes.
@@ -144,7 +157,10 @@ class _Kept:
             return a
         with torch.autocast("cpu", enabled=False):  # autocast cannot concatenate float16 on a CPU
             both = torch.cat([a, b])
-        return both[torch.where(self.order < self.first, self.order, self.order - self.first + len(a))]
+        of_first = self.order < self.first
+        kept = torch.where(of_first, self.order < len(a), self.order - self.first < len(b))
+        known = int(kept.cumprod(dim=0).sum())  # targets keep the first of the sampled images, without gaps
+        return both[torch.where(of_first, self.order, self.order - self.first + len(a))[:known]]
 
 
 def _merge(name: str, a: _Target, b: _Target, kept: _Kept) -> _Target:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
@@ -19,16 +23,21 @@ def bench(
     only: Annotated[list[str] | None, typer.Argument(help="Only cases whose names contain one of these.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file (default: results/performance_<device>.csv).")] = None,
+    missing: Annotated[bool, typer.Option(help="Only cases that the file has no rows of.")] = False,
+    limit: Annotated[float, typer.Option(help="Stop after so many seconds, with what is measured by then.")] = math.inf,
+    ahead: Annotated[int, typer.Option(help="Processes that compile before a group of cases is measured.")] = 0,
     figure: Annotated[Path | None, typer.Option(help="Draw cost over activations to this file.")] = None,
 ) -> None:
     """Measure the cost of the correction, as a multiple of the cost without it.
 
-    New rows replace the file's rows of the same cases; other rows stay.
+    New rows replace the file's rows of the same cases; other rows stay. The most important cases come first, so a run
+    with --limit can be continued with --missing.
     """
     import torch
 
     from trueup_lab.devices import device_name, find_device
     from trueup_lab.performance import CASES, read_timings, write_timings
+    from trueup_lab.performance.ahead import compile_ahead
     from trueup_lab.performance.rows import measured_on
 
     place = torch.device(find_device(device))
@@ -43,21 +52,64 @@ def bench(
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=path.parent):  # whether it can be written is known before the work, not after it
         pass
+    if missing:
+        done = {row.case for row in read_timings(path)}
+        chosen = [case for case in chosen if case.name not in done]
     console = Console()
-    for case in chosen:
-        with console.status(case.name):
-            try:
-                rows = [measured_on(place, row) for row in case.measure(place)]
-            except ImportError as error:  # torchvision has most architectures, and not every machine has torchvision
-                console.print(f"{case.name}: skipped, {error}")
-                continue
-        write_timings(path, rows)
-        console.print(_table(rows))
+    prepared: set[str] = set()
+    with _time_limit(limit) as ends:
+        for case in chosen:
+            if ahead and case.stage and case.stage not in prepared:
+                prepared.add(case.stage)
+                with console.status(f"{case.stage}: compiling"):
+                    compile_ahead([c for c in chosen if c.stage == case.stage], place, ahead)
+            with console.status(case.name):
+                try:
+                    rows = [measured_on(place, row) for row in case.measure(place)]
+                except ImportError as error:  # torchvision has most architectures, and not every machine has it
+                    console.print(f"{case.name}: skipped, {error}")
+                    continue
+                except Exception as error:
+                    if limit == math.inf:
+                        raise
+                    console.print(f"{case.name}: failed, {type(error).__name__}: {error}")  # the others are wanted
+                    continue
+            write_timings(path, rows)
+            console.print(_table(rows))
+    if ends:
+        typer.echo(f"stopped after {limit:g} seconds; run it again with --missing for the rest")
     if figure is not None:
         from trueup_lab.figures import draw_scaling
 
         typer.echo(f"{draw_scaling(read_timings(path), figure)} drawn")
     typer.echo(f"{path} written")
+
+
+class _OutOfTime(BaseException):
+    """Not an Exception, which libraries may catch."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[list[float]]:
+    """End what is done inside after so many seconds, also a process that it waits for. The list is then not empty."""
+    ended: list[float] = []
+    if seconds == math.inf:
+        yield ended
+        return
+
+    def end(*_: object) -> None:
+        ended.append(seconds)
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield ended
+    except _OutOfTime:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _table(rows: list[TimingRow]) -> Table:

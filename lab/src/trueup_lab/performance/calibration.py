@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import trueup
+from trueup.targets.decision import NOTHING, Decision, Trial
 from trueup_lab.performance.architectures import Architecture, pictures
 from trueup_lab.performance.networks import prepared
 from trueup_lab.performance.rows import TimingRow, absolute, compared
@@ -36,15 +38,34 @@ def measure_calibration(architecture: Architecture, batch: int, device: torch.de
 
 
 def measure_file(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:
-    """The size of a file of targets that keeps as many images as it can."""
-    model, _ = prepared(architecture, device)
-    count = trueup.Targets.GATE_SAMPLE
-    some = pictures(64, architecture.size, device)
-    batches = (some + 0.01 * k for k in range(count // 64))
-    targets = trueup.calibrate(model, batches, decide=False)
-    path = Path(tempfile.mkdtemp()) / "targets.safetensors"
-    for what, small, reach in ((f"{count} images", False, None), ("small", True, 20.0)):
-        targets.save(path, small=small)
-        size = path.stat().st_size
-        yield absolute(f"targets file, {architecture.name}", what, "megabyte", size, reach, unit=1e6)
-    shutil.rmtree(path.parent)
+    """The size of a file of targets that keeps as many images as it can, whole and as it is saved by default.
+
+    Sizes depend on numbers and shapes only, so few images are calibrated on and then repeated.
+    """
+    model = architecture.build(device)
+    few = trueup.calibrate(model, [pictures(8, architecture.size, device)], decide=False)
+    targets = _of_many_images(few)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "targets.safetensors"
+        for what, small, reach in ((f"{targets.GATE_SAMPLE} images", False, None), ("as saved by default", None, 20.0)):
+            targets.save(path, small=small)
+            size = path.stat().st_size
+            yield absolute(f"targets file, {architecture.name}", what, "megabyte", size, reach, unit=1e6)
+
+
+def _of_many_images(targets: trueup.Targets) -> trueup.Targets:
+    """Targets as if of many images, with a rule that was chosen and changes something."""
+    many: dict[str, Any] = {}
+    for group, most in (("activations", targets.SAMPLE), ("norms", targets.SAMPLE), ("gate", targets.GATE_SAMPLE)):
+        rows = torch.arange(most)
+        many[group] = {
+            name: dataclasses.replace(target, sample=target.sample[rows % len(target.sample)], images=10 * most)
+            for name, target in getattr(targets, group).items()
+        }
+    many["norms"] = {
+        name: dataclasses.replace(norm, drift=torch.ones_like(norm.total[:4]), drifted=1)
+        for name, norm in many["norms"].items()
+    }
+    rule = trueup.Evidence(budget=1, strength=0.02, base=0, nuisance=True)
+    trials = tuple(Trial(r, 8, 0.0, (8.0, 8.0), gain, gain, 0.0) for r, gain in ((NOTHING, 0.0), (rule, 1.0)))
+    return dataclasses.replace(targets, **many, sampled=torch.arange(targets.GATE_SAMPLE), decision=Decision(trials))

@@ -1,4 +1,4 @@
-"""The cases to measure, and the upper bounds that their ratios should meet."""
+"""The cases to measure, in the order of their importance, and the upper bounds that their ratios should meet."""
 
 from __future__ import annotations
 
@@ -20,21 +20,29 @@ from trueup_lab.performance.rows import TimingRow
 
 @dataclass(frozen=True)
 class PerformanceCase:
-    """One or more rows of the table. `needs` is the kind of device it requires, or "" for any."""
+    """One or more rows of the table. `needs` is the kind of device it requires, or "" for any.
+
+    `prepare` compiles what the case needs, so that it is in the compilers' caches. Cases of one `stage` are prepared
+    together.
+    """
 
     name: str
     needs: str
     measure: Callable[[torch.device], Iterator[TimingRow]]
+    prepare: Callable[[torch.device], None] | None = None
+    stage: str = ""
 
 
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 RESNET20, RESNET50 = BY_NAME["ResNet-20"], BY_NAME["ResNet-50"]
 _PAPERS = {"ResNet-50": trueup.Correction(0.5, 0.5), "ResNet-20": trueup.Correction(1.0, 0.2)}
 _HALF: dict[str, Any] = {"dtype": torch.bfloat16, "channels_last": True}
+_NO_GATE = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
 
 
 def _network(name: str, needs: str, reach: float, network: Network) -> PerformanceCase:
-    return PerformanceCase(name, needs, lambda device: network.measure(device, name, reach))
+    stage = f"compiled, {network.dtype}" if network.how == "compiled" else "eager"
+    return PerformanceCase(name, needs, lambda device: network.measure(device, name, reach), network.prepare, stage)
 
 
 def _with_paper(name: str, needs: str, reach: float, architecture: Architecture, **options: Any) -> PerformanceCase:
@@ -45,15 +53,15 @@ def _with_paper(name: str, needs: str, reach: float, architecture: Architecture,
 
 def _memory(architecture: Architecture, batch: int) -> PerformanceCase:
     name = f"{architecture.name}, batch {batch}, bfloat16: peak memory"
-    network = Network(architecture, batch, dtype=torch.bfloat16, channels_last=architecture.convolutional)
+    options: dict[str, Any] = {"channels_last": architecture.convolutional, "rules": _NO_GATE}
+    network = Network(architecture, batch, dtype=torch.bfloat16, **options)
     return PerformanceCase(name, "cuda", lambda device: network.measure_memory(device, name, 1.1))
 
 
-def _table(architecture: Architecture) -> Iterator[PerformanceCase]:
-    """The rows of the table on a GPU."""
+def _eager(architecture: Architecture) -> Iterator[PerformanceCase]:
+    """The rows of the table on a GPU that need no compiler but Triton."""
     name = architecture.name
-    one = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
-    some = {**one, **({"correction": _PAPERS[name]} if name in _PAPERS else {})}
+    some = {**_NO_GATE, **({"correction": _PAPERS[name]} if name in _PAPERS else {})}
     options: dict[str, Any] = {"architecture": architecture, "channels_last": architecture.convolutional, "rules": some}
     half, tf32 = {**options, "dtype": torch.bfloat16}, {**options, "tf32": True}
     every = {**half, "rules": {**some, **EVIDENCE}}
@@ -61,26 +69,59 @@ def _table(architecture: Architecture) -> Iterator[PerformanceCase]:
     yield _network(f"{name}, batch 64, TF32", "cuda", 1.15, Network(batch=64, **tf32))
     yield _network(f"{name}, batch 1, CUDA graph", "cuda", 1.15, Network(batch=1, how="graph", **half))
     yield _network(f"{name}, batch 1", "cuda", 1.3, Network(batch=1, **half))
-    compiled: dict[str, Any] = {"batch": 64, "how": "compiled", "rules": one}
-    yield _network(f"{name}, batch 64, bfloat16, compiled", "cuda", 1.15, Network(**{**half, **compiled}))
-    yield _network(f"{name}, batch 64, TF32, compiled", "cuda", 1.15, Network(**{**tf32, **compiled}))
     yield _memory(architecture, 64)
-    yield PerformanceCase(f"{name}: first answer", "cuda", functools.partial(measure_first_answer, architecture))
 
 
+def _compiled(architecture: Architecture, *, half: bool) -> PerformanceCase:
+    options: dict[str, Any] = {"dtype": torch.bfloat16} if half else {"tf32": True}
+    network = Network(
+        architecture, 64, channels_last=architecture.convolutional, how="compiled", rules=_NO_GATE, **options
+    )
+    return _network(f"{architecture.name}, batch 64, {'bfloat16' if half else 'TF32'}, compiled", "cuda", 1.15, network)
+
+
+def _first_answer(architecture: Architecture) -> PerformanceCase:
+    measure = functools.partial(measure_first_answer, architecture)
+    return PerformanceCase(f"{architecture.name}: first answer", "cuda", measure)
+
+
+def _cpu(architecture: Architecture) -> Iterator[PerformanceCase]:
+    """The rows of the table on a CPU."""
+    name = architecture.name
+    options: dict[str, Any] = {"architecture": architecture, "rules": _NO_GATE, "threads": 1}
+    yield _network(f"{name}, batch 1, one CPU thread", "cpu", 1.5, Network(batch=1, **options))
+    compiled = Network(batch=1, how="compiled", **options)
+    yield _network(f"{name}, batch 1, one CPU thread, compiled", "cpu", 1.2, compiled)
+    two = Network(batch=32, **{**options, "threads": 2})
+    yield _network(f"{name}, batch 32, two CPU threads", "cpu", 1.25, two)
+
+
+_SHOWN_FIRST = ("ResNet-50", "MobileNetV2", "ViT-S/16")  # of the first answers
+_LATER = [architecture for architecture in ARCHITECTURES if architecture.name not in _SHOWN_FIRST]
+
+# In the order in which they are wanted, because a run may end before the last: the table's columns for all
+# architectures, quick ones first. Cases of one architecture that need no compiling are together, as it is built once.
 CASES = (
-    PerformanceCase("operator, 64 x 802816", "cuda", measure_operator(64, 802_816, 2.5)),
-    PerformanceCase("operator, 512 x 16384", "", measure_operator(512, 16_384, 3)),
+    *(case for architecture in ARCHITECTURES for case in _eager(architecture)),
+    *(case for name in ("ResNet-20", "MobileNetV2", "ResNet-50") for case in _cpu(BY_NAME[name])),
+    PerformanceCase(
+        "calibration, ResNet-50, batch 64", "cuda", lambda device: measure_calibration(RESNET50, 64, device)
+    ),
+    PerformanceCase("calibration, ResNet-50, batch 8", "cpu", lambda device: measure_calibration(RESNET50, 8, device)),
+    PerformanceCase("calibration, ResNet-20, batch 128", "", lambda device: measure_calibration(RESNET20, 128, device)),
+    *(_first_answer(BY_NAME[name]) for name in _SHOWN_FIRST),
+    *(_compiled(architecture, half=True) for architecture in ARCHITECTURES),
+    *(_compiled(architecture, half=False) for architecture in ARCHITECTURES),
+    *(_first_answer(architecture) for architecture in _LATER),
+    PerformanceCase("targets file, ResNet-50", "", lambda device: measure_file(RESNET50, device)),
     _with_paper("batch 256, bfloat16", "cuda", 1.35, RESNET50, batch=256, rivals=True, **_HALF),
     _with_paper("batch 256, TF32", "cuda", 1.4, RESNET50, batch=256, channels_last=True, tf32=True),
-    _with_paper("batch 256, bfloat16, compiled", "cuda", 1.4, RESNET50, batch=256, how="compiled", **_HALF),
     _memory(RESNET50, 256),
     _with_paper("batch 1024, bfloat16", "cuda", 1.6, RESNET20, batch=1024, rivals=True, **_HALF),
     _with_paper("batch 1024, CUDA graph", "cuda", 1.6, RESNET20, batch=1024, how="graph", **_HALF),
     _with_paper("batch 128, float32", "cpu", 1.5, RESNET20, batch=128, rivals=True, threads=2),
-    *(case for architecture in ARCHITECTURES for case in _table(architecture)),
-    PerformanceCase("calibration, ResNet-20", "", lambda device: measure_calibration(RESNET20, 128, device)),
-    PerformanceCase("calibration, ResNet-50", "cuda", lambda device: measure_calibration(RESNET50, 64, device)),
-    PerformanceCase("targets file, ResNet-50", "cuda", lambda device: measure_file(RESNET50, device)),
+    _with_paper("batch 256, bfloat16, compiled", "cuda", 1.4, RESNET50, batch=256, how="compiled", **_HALF),
+    PerformanceCase("operator, 64 x 802816", "cuda", measure_operator(64, 802_816, 2.5)),
+    PerformanceCase("operator, 512 x 16384", "", measure_operator(512, 16_384, 3)),
     PerformanceCase("scaling", "", measure_scaling),
 )

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -52,6 +52,13 @@ class Network:
                 if name != "uncorrected":
                     aim = reach if name == next(iter(self.rules)) else None
                     yield compared(case, name, "uncorrected", times, aim, batch=self.batch)
+
+    def prepare(self, device: torch.device) -> None:
+        """Run each network once, which compiles what it needs."""
+        with _settings(self.threads, tf32=self.tf32):
+            networks, x = self.make(device)
+            for name in ("uncorrected", *self.rules):
+                replace(self, how="eager" if self.how == "graph" else self.how)._work(networks[name], x)()
 
     def measure_memory(self, device: torch.device, case: str, reach: float) -> Iterator[TimingRow]:
         """The peak memory of a forward pass by the first rule."""

@@ -8,6 +8,8 @@ that anything done per site in Python would take longer than the rule itself, an
 from __future__ import annotations
 
 import ctypes
+import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,29 +26,38 @@ _RUN = 1024  # values summed in float32; the sums of runs are added in float64
 _FOUND = 6  # five moments and the low band's residual mean
 
 # What compiled code gets: one array of int64, most of them addresses. 0 is "none".
-_JOB = ("next", "maps", "out", "residual", "reference", "gate", "planes", "channels", "n", "width", "relu", "chunk")
-_NEXT, _MAPS, _OUT, _RESIDUAL, _REFERENCE, _GATE, _PLANES, _CHANNELS, _N, _WIDTH, _RELU, _CHUNK = range(len(_JOB))
+_JOB = ("next", "maps", "out", "residual", "reference", "gate", "planes", "channels", "n", "width", "limits", "chunk")
+_NEXT, _MAPS, _OUT, _RESIDUAL, _REFERENCE, _GATE, _PLANES, _CHANNELS, _N, _WIDTH, _LIMITS, _CHUNK = range(len(_JOB))
 _Job = ctypes.c_int64 * len(_JOB)
+_Limits = ctypes.c_float * 2  # of results: 0 or minus infinity, and a ReLU6's ceiling or infinity
 
 
-def realign(x: Tensor, reference: Tensor, gate: Tensor | None, residual: Tensor | None, relu: bool) -> Tensor:
+def realign(
+    x: Tensor,
+    reference: Tensor,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+    ceiling: float | None = None,
+) -> Tensor:
     """As `plain.realign`, for float32, bfloat16 or float16 `(batch, channels, ...)`; the layout of `x` is kept."""
     if x.numel() == 0:
         return x.clone()
+    limits = _Limits(0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling)
     if x.dtype == torch.float32 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
         out = torch.empty_like(x)
-        _realign_maps(x, reference, gate, out, residual, relu)
+        _realign_maps(x, reference, gate, out, residual, limits)
         return out
     maps, out = x.float().contiguous(), torch.empty(x.shape)
     if x.dtype == torch.float32:
-        _realign_maps(maps, reference, gate, out, None if residual is None else residual.contiguous(), relu)
+        _realign_maps(maps, reference, gate, out, None if residual is None else residual.contiguous(), limits)
         return torch.empty_like(x).copy_(out)
-    _realign_maps(maps, reference, gate, out, None, False)
+    _realign_maps(maps, reference, gate, out, None, _Limits(-math.inf, math.inf))
     if x.dtype == torch.float16:
         limit = torch.finfo(x.dtype).max
         out = torch.where(x.isfinite(), out.clamp(-limit, limit), out)
     # Each step is rounded to the narrow dtype.
-    return torch.empty_like(x).copy_(add_and_relu(out.to(x.dtype), residual, relu))
+    return torch.empty_like(x).copy_(add_and_relu(out.to(x.dtype), residual, relu, ceiling))
 
 
 def moments(x: Tensor, bands: bool) -> Tensor:
@@ -57,33 +68,36 @@ def moments(x: Tensor, bands: bool) -> Tensor:
     planes = maps.shape[0] * maps.shape[1]
     found = torch.empty(planes, _FOUND)
     width = maps.shape[-1] if bands else 0
-    _run(_MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width, relu=False)
+    _run(_MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width, None)
     return found.view(*maps.shape[:2], _FOUND).transpose(1, 2)[:, : 5 if bands else 2].contiguous()
 
 
 def _realign_maps(
-    maps: Tensor, reference: Tensor, gate: Tensor | None, out: Tensor, residual: Tensor | None, relu: bool
+    maps: Tensor, reference: Tensor, gate: Tensor | None, out: Tensor, residual: Tensor | None, limits: Any
 ) -> None:
-    """Write relu(realigned maps + residual) into `out`; maps are contiguous float32. Images with gate 0 do not move."""
+    """Write realigned maps plus residual, within the limits, into `out`; maps are contiguous float32.
+
+    Images with gate 0 do not move.
+    """
     known = (
         reference if reference.dtype == torch.float64 and reference.is_contiguous() else reference.double().contiguous()
     )
     opened = None if gate is None else gate.detach().float().contiguous()
     addresses = [0 if t is None else t.data_ptr() for t in (out, residual, known, opened)]
     width = maps.shape[-1] if reference.shape[1] == 3 else 0
-    _run(_REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, relu=relu)
+    _run(_REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, limits)
 
 
 def _run(
-    function: int, maps: Tensor, addresses: list[int], planes: int, channels: int, width: int, *, relu: bool
+    function: int, maps: Tensor, addresses: list[int], planes: int, channels: int, width: int, limits: Any
 ) -> None:
     """Call a compiled function on all planes, in as many threads as torch uses if there is enough to do."""
     size = maps.numel()
     shares = 1 if size < 2 * _PART else min(torch.get_num_threads(), planes, size // _PART)
     chunk = planes if shares == 1 else max(1, planes // (4 * shares))
-    run_native(
-        function, _Job(0, maps.data_ptr(), *addresses, planes, channels, size // planes, width, relu, chunk), shares
-    )
+    at = 0 if limits is None else ctypes.addressof(limits)
+    job = _Job(0, maps.data_ptr(), *addresses, planes, channels, size // planes, width, at, chunk)
+    run_native(function, job, shares)
 
 
 def _measure_planes(address):
@@ -111,7 +125,8 @@ def _realign_planes(address):
     k = 3 if width else 2
     reference = carray(at_address(job[_REFERENCE]), (5, k, channels), np.float64)
     gate = carray(at_address(job[_GATE]), planes // channels, np.float32)
-    least = np.float32(0 if job[_RELU] else -np.inf)  # as in torch's relu, NaN and -0 are not less than 0
+    limits = carray(at_address(job[_LIMITS]), 2, np.float32)
+    least, most = limits[0], limits[1]  # as in torch's relu, NaN and -0 are not less than 0
     centred, beside, found = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(_FOUND, np.float32)
     terms = np.empty(3, np.float32)
     while True:
@@ -127,9 +142,9 @@ def _realign_planes(address):
                 _measure(maps[p], width, False, centred, beside, found)
                 moves = _coefficients(found, reference, p % channels, opened, terms)
             if job[_RESIDUAL]:
-                _write(maps[p], moves, width, found[0], terms, centred, beside, residual[p], least, out[p])
+                _write(maps[p], moves, width, found[0], terms, centred, beside, residual[p], least, most, out[p])
             else:
-                _write(maps[p], moves, width, found[0], terms, centred, beside, None, least, out[p])
+                _write(maps[p], moves, width, found[0], terms, centred, beside, None, least, most, out[p])
 
 
 @njit
@@ -275,50 +290,51 @@ def _measure_block(centred, beside, first, last, up, down):
 
 
 @njit
-def _write(plane, moves, width, mean, terms, centred, beside, residual, least, into):
+def _write(plane, moves, width, mean, terms, centred, beside, residual, least, most, into):
     """Write a plane as start + gain * part + ..., or unchanged if it does not move.
 
-    Then add the `residual`, unless it is None, and raise values below `least` to it.
+    Then add the `residual`, unless it is None, and limit values to `least` and `most`.
     """
     n = len(plane)
     if not moves:
-        _write_unchanged(plane, residual, least, into)
+        _write_unchanged(plane, residual, least, most, into)
     elif not width:
-        _write_plane(plane, mean, terms[0], terms[1], residual, least, into)
+        _write_plane(plane, mean, terms[0], terms[1], residual, least, most, into)
     else:
         for first, last, up, down in _blocks(n, width):
             part = None if residual is None else residual[first:last]
-            _write_block(centred, beside, first, last, up, down, terms[0], terms[1], terms[2], part, least, into)
+            _write_block(centred, beside, first, last, up, down, terms[0], terms[1], terms[2], part, least, most, into)
 
 
 @njit(inline="always")
-def _finish(value, residual, k, least):
+def _finish(value, residual, k, least, most):
     """Add the residual and apply the relu. None is a type of its own, for which numba compiles code without the sum."""
     if residual is not None:
         value = value + residual[k]
-    return least if value < least else value
+    value = least if value < least else value
+    return most if value > most else value
 
 
 @njit
-def _write_unchanged(plane, residual, least, into):
+def _write_unchanged(plane, residual, least, most, into):
     for k in range(len(plane)):
-        into[k] = _finish(plane[k], residual, k, least)
+        into[k] = _finish(plane[k], residual, k, least, most)
 
 
 @njit
-def _write_plane(plane, mean, start, gain, residual, least, into):
+def _write_plane(plane, mean, start, gain, residual, least, most, into):
     for k in range(len(plane)):
-        into[k] = _finish(start + gain * (plane[k] - mean), residual, k, least)
+        into[k] = _finish(start + gain * (plane[k] - mean), residual, k, least, most)
 
 
 @njit
-def _write_block(centred, beside, first, last, up, down, start, low, high, residual, least, into):
+def _write_block(centred, beside, first, last, up, down, start, low, high, residual, least, most, into):
     scales = _scales(up, down)
     here, above, below = beside[first:last], beside[first + up : last + up], beside[first + down : last + down]
     row, out = centred[first:last], into[first:last]
     for k in range(len(row)):
         smooth = _local_mean(here[k], above[k], below[k], scales)
-        out[k] = _finish(start + low * smooth + high * (row[k] - smooth), residual, k, least)
+        out[k] = _finish(start + low * smooth + high * (row[k] - smooth), residual, k, least, most)
 
 
 _MEASURE, _REALIGN = (callback(function) for function in (_measure_planes, _realign_planes))

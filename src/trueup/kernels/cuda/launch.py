@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ class Launch:
         self.kernel, self.grid, self.constants = kernel, grid, constants
         self.options = {"num_warps": num_warps, **options}
         self.run: Any = None
-        self.compiling: Future[None] | None = None
 
     def __call__(self, *arguments: Any) -> None:
         if self.run is None:
@@ -37,8 +35,6 @@ class Launch:
             self.run(*self.grid, stream, self.function, self.metadata, None, None, None, *arguments, *self.constants)
 
     def _compile_and_run(self, arguments: tuple[Any, ...]) -> None:
-        if self.compiling is not None:
-            self.compiling.exception()  # waits; what went wrong there goes wrong again here, where it can be seen
         compiled = self.kernel[self.grid](*arguments, *self.constants, **self.options)
         if compiled is None:  # in the interpreter
             return

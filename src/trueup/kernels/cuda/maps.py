@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.cuda.batch_norm import scale_and_shift
-from trueup.kernels.cuda.compile_ahead import start_compiling
+from trueup.kernels.cuda.compile_ahead import Need, put_off
 from trueup.kernels.cuda.launch import Launch, aligned, processors, starts_early, wait_for_previous_kernel
 from trueup.kernels.cuda.strips import (
     coefficients,
@@ -66,25 +66,31 @@ def realign(
     ceiling: float | None = None,
     norm: BatchNorm | None = None,
     channels: int = 1,
-) -> Tensor:
+) -> Tensor | None:
     """As `plain.realign`, for float32, bfloat16 or float16 maps; the result has the layout of `x`.
+
+    None if the pass does without it, because its kernels are to be compiled together with others (`compile_ahead`).
 
     `channels` is the dimension of `x` that holds the channels. A `norm` is applied to `x` first. The result is rounded
     once, so values that are not moved come out as from torch's operators one after the other, unless there is a norm.
     """
+    if channels < 0:
+        channels += x.dim()
     if channels != 1 and not (channels == x.dim() - 1 and x.is_contiguous()):
         beside = None if residual is None else residual.movedim(channels, 1)
-        return realign(x.movedim(channels, 1), reference, gate, beside, relu, ceiling, norm).movedim(1, channels)
+        moved = realign(x.movedim(channels, 1), reference, gate, beside, relu, ceiling, norm)
+        return None if moved is None else moved.movedim(1, channels)
     dense = aligned(x) if channels != 1 else _in_order(x)
     out = torch.empty_like(dense)
     if residual is not None and residual.stride() != dense.stride():
         residual = torch.empty_like(dense).copy_(residual)
-    realign_maps(dense, reference, gate, out, residual, relu, ceiling, norm, channels)
+    if not realign_maps(dense, reference, gate, out, residual, relu, ceiling, norm, channels):
+        return None
     return out if dense is x or dense.stride() == x.stride() else torch.empty_like(x).copy_(out)
 
 
-def moments(x: Tensor, bands: bool) -> Tensor:
-    """As `plain.moments`, for float32, bfloat16 or float16 `(batch, channels, ...)`."""
+def moments(x: Tensor, bands: bool) -> Tensor | None:
+    """As `plain.moments`, for float32, bfloat16 or float16 `(batch, channels, ...)`; None as for `realign`."""
     return measure_maps(_in_order(x), bands)
 
 
@@ -102,14 +108,16 @@ def realign_maps(
     split: bool | None = None,
     programs_per_strip: int | None = None,
     halvings: int | None = None,
-) -> None:
-    """As `realign`, into `out`. All tensors have the layout of `x`: contiguous, or with the channels last.
+) -> bool:
+    """As `realign`, into `out`; returns whether it was done. All tensors have the layout of `x`.
+
+    That is contiguous, or with the channels last.
 
     `split` says whether several programs do a map, `programs_per_strip` how many do one strip at most, and `halvings`
     how often the channels of a program are halved; None chooses.
     """
     if x.numel() == 0:
-        return
+        return True
     # Few calls into torch: on the host, they take longer than the kernels of a small layer on a GPU.
     device, dtype = x.device, x.dtype
     gated, gates = (0, _one(device)) if gate is None else (1, _ready(gate.float()))
@@ -122,10 +130,13 @@ def realign_maps(
         if not even or (mean.data_ptr() | variance.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15:
             mean, variance, weight, bias = _ready(mean), _ready(variance), _ready(weight), _ready(bias)
     reference = _ready(reference)
-    dtypes = (reference.dtype, mean.dtype, variance.dtype, weight.dtype, bias.dtype)
+    norm_dtypes = (dtype,) * 4 if norm is None else (mean.dtype, variance.dtype, weight.dtype, bias.dtype)
+    dtypes = (reference.dtype, *norm_dtypes)
     bands, add = reference.shape[1] == 3, residual is not None
     shape, strides = x.shape, x.stride()
     plan = _plan(shape, strides, channels, dtype, device, bands, add, dtypes, split, programs_per_strip, halvings)
+    if plan.missing and put_off(plan.missing):
+        return False
     numbers = (epsilon, gated, normed, 0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling)
     tensors = (reference, gates, aligned(residual) if residual is not None else x, out, mean, variance, weight, bias)
     if plan.split:
@@ -134,6 +145,7 @@ def realign_maps(
         plan.finish(x, sums, *tensors, *numbers, *plan.write_sizes)
     else:
         plan.whole(x, *tensors, *numbers, *plan.whole_sizes)
+    return True
 
 
 def measure_maps(
@@ -143,13 +155,15 @@ def measure_maps(
     split: bool | None = None,
     programs_per_strip: int | None = None,
     halvings: int | None = None,
-) -> Tensor:
+) -> Tensor | None:
     """As `moments`, for `x` that is contiguous or has its channels last; options as for `realign_maps`."""
     found = x.new_empty((x.shape[0], 5 if bands else 2, x.shape[1]), dtype=torch.float32)
     if x.numel() == 0:
         return found
     division = (split, programs_per_strip, halvings)
     plan = _plan(x.shape, x.stride(), 1, x.dtype, x.device, bands, None, (), *division)
+    if plan.missing and put_off(plan.missing):
+        return None
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
         plan.sum_segments(x, sums, *plan.sum_sizes)
@@ -196,6 +210,7 @@ class _Plan(NamedTuple):
     whole: Launch
     sum_segments: Launch
     finish: Launch
+    missing: list[Need]  # kernels that may not be compiled yet
 
 
 @functools.lru_cache(maxsize=1024)
@@ -262,44 +277,47 @@ def _plan(
 
     sizes = (channels // unit, n, width, rows, strips)
     measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
-    plan = _Plan(
+    whole = launch(_measure_whole if measure else _realign_whole, tiles * batch, *flags)
+    sums = launch(_sum_segments, all_strips * -(-parts // segments_per_program), measure)
+    finish = (
+        launch(_moments_from_sums, tiles * batch)
+        if measure
+        else launch(_write_rows, all_strips * -(-rows // rows_written), *flags)
+    )
+    return _Plan(
         split,
         batch * segments * (_ALL_SUMS if measure else _SUMS) * channels,
         (*sizes, rows_per_segment, segments),
         (*sizes, rows_per_segment, segments, segments_per_program),
         (*sizes, rows_written, segments),
         (*sizes, segments),
-        launch(_measure_whole if measure else _realign_whole, tiles * batch, *flags),
-        launch(_sum_segments, all_strips * -(-parts // segments_per_program), measure),
-        launch(_moments_from_sums, tiles * batch)
-        if measure
-        else launch(_write_rows, all_strips * -(-rows // rows_written), *flags),
+        whole,
+        sums,
+        finish,
+        [] if device.type != "cuda" else _needs(whole, sums, finish, split, dtype, dtypes, device),
     )
-    if not measure:
-        _start_compiling(plan, dtype, dtypes, device)
-    return plan
 
 
-def _start_compiling(plan: _Plan, dtype: torch.dtype, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
-    """Start to compile the kernels of a plan, and those that differ from them only in the residual."""
-    reference, *norm = dtypes
-    tensors = (reference, torch.float32, dtype, dtype, *norm)
-    numbers = (1e-5, 0, 0, 0.0, 0.0)
-    sizes = (2,) * len(plan.write_sizes)  # any will do, as kernels are not specialised on them
-    needed = {plan.whole: (dtype, *tensors, *numbers, *sizes)}
-    if plan.split:
-        needed = {
-            plan.sum_segments: (dtype, torch.float32, *sizes, 2),
-            plan.finish: (dtype, torch.float32, *tensors, *numbers, *sizes),
-        }
-    for launch, types in needed.items():
-        launch.compiling = start_compiling(
-            launch.kernel, types, launch.constants, tuple(launch.options.items()), device
-        )
-    for launch, types in needed.items():
-        if launch is not plan.sum_segments:
-            *others, add = launch.constants
-            start_compiling(launch.kernel, types, (*others, not add), tuple(launch.options.items()), device)
+def _needs(
+    whole: Launch,
+    sums: Launch,
+    finish: Launch,
+    split: bool,
+    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+) -> list[Need]:
+    """The kernels of a plan, for `compile_ahead`. `dtypes` are those of the reference and a norm; () if measured."""
+    wide, size = torch.float32, 2  # any size will do, as kernels are not specialised on them
+    tensors: tuple[Any, ...] = (wide,)
+    if dtypes:
+        reference, *norm = dtypes
+        tensors = (reference, wide, dtype, dtype, *norm, 1e-5, 0, 0, 0.0, 0.0)
+    needed: dict[Launch, tuple[Any, ...]] = {whole: (dtype, *tensors, *(size,) * 7)}
+    if split:
+        last = (dtype, wide, *tensors, *(size,) * 7) if dtypes else (wide, wide, *(size,) * 6)
+        needed = {sums: (dtype, wide, *(size,) * 8), finish: last}
+    return [Need(at.kernel, types, at.constants, tuple(at.options.items()), device) for at, types in needed.items()]
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
