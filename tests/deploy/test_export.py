@@ -76,6 +76,30 @@ def test_onnx_gives_the_same_answers_on_other_architectures(name, rule, tmp_path
         assert_same(answers(session, unusual()), robust(unusual()))
 
 
+@pytest.mark.parametrize("which", [True, "all"])
+def test_onnx_reports_what_eager_mode_reports_and_a_monitor_takes_it(which, tmp_path):
+    model = make("compact")
+    targets = trueup.calibrate(model, images(48).split(16), decide=False)
+    robust = trueup.correct(model, targets, GATED, report=which)
+    names = ["logits", "p", "gate", "evidence"]
+    free = ({0: torch.export.Dim("batch")},)
+    session = written(robust, tmp_path / "robust.onnx", unusual(), dynamic_shapes=free, output_names=names)
+    assert [output.name for output in session.get_outputs()] == names
+    here = trueup.Monitor(robust, unusual=0.05, clock=lambda: 0.0)
+    there = trueup.Monitor(targets, report=which, unusual=0.05, clock=lambda: 0.0)
+    with torch.inference_mode():
+        for x in (unusual(1), unusual(4)):
+            logits, report = robust(x)
+            found = dict(zip(names, session.run(None, {session.get_inputs()[0].name: x.numpy()}), strict=True))
+            assert_same(torch.from_numpy(found.pop("logits")), logits)
+            for name, value in found.items():
+                np.testing.assert_allclose(value, report[name].numpy(), rtol=1e-4, atol=1e-4)
+            here.update(report)
+            there.update(found)
+    assert there.snapshot().histogram == here.snapshot().histogram
+    assert there.snapshot().evidence == pytest.approx(here.snapshot().evidence, rel=1e-4)
+
+
 def test_a_process_without_trueup_runs_what_was_exported(tmp_path):
     robust, x = corrected(make("compact"), GATED), unusual()
     written(robust, tmp_path / "robust.onnx", x)
