@@ -67,8 +67,8 @@ def test_onnx_gives_the_same_answers_at_any_batch_and_size(rule, tmp_path):
             assert_same(answers(session, x), robust(x))
 
 
-# Channels that come last, tokens, maps without bands, residual sums: what the compact network has not.
-@pytest.mark.parametrize(("name", "rule"), [("convnext", GATED), ("vit", WEIGHED)])
+# Channels that come last, tokens, maps without bands, residual sums, ReLU6: what the compact network has not.
+@pytest.mark.parametrize(("name", "rule"), [("convnext", GATED), ("vit", WEIGHED), ("mobilenet", WEIGHED)])
 def test_onnx_gives_the_same_answers_on_other_architectures(name, rule, tmp_path):
     robust = corrected(make(name), rule)
     session = written(robust, tmp_path / "fixed.onnx", unusual())
