@@ -12,8 +12,8 @@ package is missing, or that does not take a rule, is skipped and says why. "no g
 `Evidence(budget=1, strength=0.1, base=0)`, "gated" `Evidence()`. The paper's rule sorts where it is exported, and is
 compared with its sort.
 
-`serving` rows are of eager mode: batches on two cores and threads that serve single images, by the clock; and the memory
-that 10,000 calls add, for a small network: a leak per call does not depend on its size.
+`serving` rows are of eager mode: batches on two cores and threads that serve single images, by the clock; and the
+memory that 10,000 calls add, for a small network, because a leak per call does not depend on its size.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def eager(module: nn.Module, _example: Tensor, _folder: Path) -> Ready:
 
 def compiled(module: nn.Module, _example: Tensor, _folder: Path) -> Ready:
     """torch.compile."""
-    torch._dynamo.reset()
     return Ready(torch.compile(module, fullgraph=True, dynamic=True))
 
 

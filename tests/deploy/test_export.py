@@ -65,6 +65,10 @@ def test_onnx_gives_the_same_answers_at_any_batch_and_size(rule, tmp_path):
         assert (robust(unusual()) - robust.model(unusual())).abs().max() > 0.01  # something is corrected
         for x in (unusual(1), unusual(3, 24), unusual(4, 40)):
             assert_same(answers(session, x), robust(x))
+        x[1, 0, 3, 3], x[3, 1, 2, 2] = torch.nan, torch.inf
+        found, wanted = answers(session, x), robust(x)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
+        assert found.isfinite().all(dim=1).sum() >= len(x) - 2  # their neighbours are answered
 
 
 # Channels that come last, tokens, maps without bands, residual sums, ReLU6: what the compact network has not.

@@ -185,14 +185,16 @@ def log_cumulative_sums(logs: Floats) -> Floats:
     >>> log_cumulative_sums(np.log([[1.0], [2.0], [3.0]])).round(4).ravel()
     array([0.    , 1.0986, 1.7918])
     """
+    found: Floats
     rows = np.ascontiguousarray(logs.T)
     top = rows.max(axis=1, keepdims=True)
     first = rows[np.arange(len(rows)), np.isfinite(rows).argmax(axis=1)]
     if not (top[:, 0] - first < WIDEST).all():  # sums that are small at first would be lost
-        found: Floats = np.logaddexp.accumulate(logs, axis=0)
+        found = np.logaddexp.accumulate(logs, axis=0)
         return found
     with np.errstate(divide="ignore"):
-        return (top + np.log(np.cumsum(np.exp(rows - top), axis=1))).T
+        found = (top + np.log(np.cumsum(np.exp(rows - top), axis=1))).T
+    return found
 
 
 def finite(x: float) -> float | None:

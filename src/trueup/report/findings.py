@@ -24,7 +24,6 @@ from trueup.report.thumbnail import thumbnail
 from trueup.rules import Rule
 from trueup.targets import Targets
 
-
 FAR = 0.6  # share of images beyond the clean median
 
 

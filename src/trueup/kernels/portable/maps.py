@@ -34,10 +34,12 @@ def map_constants(reference: Tensor) -> MapConstants:
     scaled = torch.nan_to_num(kappa * spread.square(), nan=LARGEST, posinf=LARGEST)
     unit = torch.where(torch.arange(len(centre)) > 0, 2.0, 1.0).to(centre)[:, None]
     centre = unit * centre
-    rows = [centre, (unit.square() * scaled).clamp(1e-30, LARGEST), floor[1:].clamp(min=1e-30), (-centre[1:]).exp()]
     share = float(base.max())
     return MapConstants(
-        *(row.flatten().float() for row in rows),
+        centre=centre.flatten().float(),
+        kappa=(unit.square() * scaled).clamp(1e-30, LARGEST).flatten().float(),
+        floor=floor[1:].clamp(min=1e-30).flatten().float(),
+        clean=(-centre[1:]).exp().flatten().float(),
         base=None if share == 0 else share if bool((base == share).all()) else base.flatten().float(),
         width=reference.shape[2],
         bands=reference.shape[1] == 3,
@@ -105,12 +107,13 @@ def _for_channels(constants: MapConstants, maps: Tensor, channels: int) -> MapCo
     """The constants in the precision of the maps, shaped to broadcast over them."""
     shape = [1] * maps.dim()
     shape[channels] = -1
-    kept = {
-        name: value.to(maps.dtype).view(shape)
-        for name, value in constants._asdict().items()
-        if isinstance(value, Tensor)
-    }
-    return constants._replace(**kept)
+
+    def shaped(values: Tensor) -> Tensor:
+        return values.to(maps.dtype).view(shape)
+
+    centre, kappa, floor, clean = (shaped(values) for values in constants[:4])
+    base = shaped(constants.base) if isinstance(constants.base, Tensor) else constants.base
+    return constants._replace(centre=centre, kappa=kappa, floor=floor, clean=clean, base=base)
 
 
 def _parts(maps: Tensor, mean: Tensor, over: list[int], bands: bool) -> list[Tensor]:
