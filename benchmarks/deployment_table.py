@@ -34,15 +34,23 @@ def main() -> None:
 
 
 def deployment() -> list[str]:
-    """One line per route and way of serving."""
-    rows = [row for row in _read("deployment") if row["rule"] == "no gate"]
-    lines = ["| route | imports | difference | model | corrected | ratio |", "|---|---|---|---|---|---|"]
+    """One line per route and batch size, with and without a gate, and one per way of serving."""
+    rows = _read("deployment")
+    gated = {(row["route"], row["batch"]): row for row in rows if row["rule"] == "gated"}
+    lines = [
+        "| route | imports | batch | difference | model | corrected | ratio | ratio with a gate |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
+        if row["rule"] != "no gate":
+            continue
         unit = "ms" if row["unit"].startswith("ms") else row["unit"]
         digits = 2 if unit == "ms" else 0
         times = [f"{float(row[key]):.{digits}f} {unit}" for key in ("model", "corrected")]
         ratio = "" if unit.startswith("bytes") else row["ratio"]
-        lines.append(f"| {row['route']} | {row['needs']} | {row['difference']} | {times[0]} | {times[1]} | {ratio} |")
+        other = gated.get((row["route"], row["batch"]), {}).get("ratio", "")
+        cells = [row["route"], row["needs"], row["batch"], row["difference"], *times, ratio, other]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -27,9 +27,9 @@ from trueup_lab import models
 from trueup_lab.tables import number, read_table, write_table
 
 RULES = {"no gate": trueup.Evidence(budget=1, strength=0.05, base=0), "gated": trueup.Evidence()}
-CASES = {  # input side, batch sizes
-    "resnet20": (32, (1, 32)),
-    "resnet50": (224, (1, 8)),
+CASES = {  # input side, batch sizes on a CPU and on a GPU
+    "resnet20": (32, {"cpu": (1, 32), "cuda": (1, 32, 256)}),
+    "resnet50": (224, {"cpu": (1, 8), "cuda": (1, 32)}),
 }
 
 
@@ -74,7 +74,7 @@ def main() -> None:
         model = network(name).to(device)
         targets = trueup.calibrate(model, (pictures(32, side, seed).to(device) for seed in range(2)), decide=False)
         for rule in RULES:
-            for batch in batches:
+            for batch in batches[device.type]:
                 row = measure(name, model, targets, rule, pictures(batch, side, 9).to(device), asked.turns)
                 rows[row.key] = row
                 print(

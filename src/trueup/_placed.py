@@ -131,8 +131,7 @@ class Realign(AtSite):
         self.rule, self.share = rule, share
         self.may_close = rule.least == 0
         self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
-        constants = portable.map_constants(self.reference)
-        self._keep(constants if rule.base else constants._replace(base=None))
+        self._keep(portable.map_constants(self.reference))
 
     @leaf
     def forward(

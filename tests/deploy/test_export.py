@@ -65,15 +65,43 @@ def test_onnx_gives_the_same_answers_at_any_batch_and_size(rule, tmp_path):
         assert (robust(unusual()) - robust.model(unusual())).abs().max() > 0.01  # something is corrected
         for x in (unusual(1), unusual(3, 24), unusual(4, 40)):
             assert_same(answers(session, x), robust(x))
+        x[1, 0, 3, 3], x[3, 1, 2, 2] = torch.nan, torch.inf
+        found, wanted = answers(session, x), robust(x)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
+        assert found.isfinite().all(dim=1).sum() >= len(x) - 2  # their neighbours are answered
 
 
-# Channels that come last, tokens, maps without bands, residual sums: what the compact network has not.
-@pytest.mark.parametrize(("name", "rule"), [("convnext", GATED), ("vit", WEIGHED)])
+# Channels that come last, tokens, maps without bands, residual sums, ReLU6: what the compact network has not.
+@pytest.mark.parametrize(("name", "rule"), [("convnext", GATED), ("vit", WEIGHED), ("mobilenet", WEIGHED)])
 def test_onnx_gives_the_same_answers_on_other_architectures(name, rule, tmp_path):
     robust = corrected(make(name), rule)
     session = written(robust, tmp_path / "fixed.onnx", unusual())
     with torch.inference_mode():
         assert_same(answers(session, unusual()), robust(unusual()))
+
+
+@pytest.mark.parametrize("which", [True, "all"])
+def test_onnx_reports_what_eager_mode_reports_and_a_monitor_takes_it(which, tmp_path):
+    model = make("compact")
+    targets = trueup.calibrate(model, images(48).split(16), decide=False)
+    robust = trueup.correct(model, targets, GATED, report=which)
+    names = ["logits", "p", "gate", "evidence"]
+    free = ({0: torch.export.Dim("batch")},)
+    session = written(robust, tmp_path / "robust.onnx", unusual(), dynamic_shapes=free, output_names=names)
+    assert [output.name for output in session.get_outputs()] == names
+    here = trueup.Monitor(robust, unusual=0.05, clock=lambda: 0.0)
+    there = trueup.Monitor(targets, report=which, unusual=0.05, clock=lambda: 0.0)
+    with torch.inference_mode():
+        for x in (unusual(1), unusual(4)):
+            logits, report = robust(x)
+            found = dict(zip(names, session.run(None, {session.get_inputs()[0].name: x.numpy()}), strict=True))
+            assert_same(torch.from_numpy(found.pop("logits")), logits)
+            for name, value in found.items():
+                np.testing.assert_allclose(value, report[name].numpy(), rtol=1e-4, atol=1e-4)
+            here.update(report)
+            there.update(found)
+    assert there.snapshot().histogram == here.snapshot().histogram
+    assert there.snapshot().evidence == pytest.approx(here.snapshot().evidence, rel=1e-4)
 
 
 def test_a_process_without_trueup_runs_what_was_exported(tmp_path):

@@ -15,7 +15,7 @@ from scipy import integrate
 
 from trueup.functional import gate
 from trueup.monitor import drift
-from trueup.monitor.drift import BETS, DriftTest, capital_left, gaps_of
+from trueup.monitor.drift import BETS, DriftTest, capital_left, gaps_of, log_cumulative_sums
 
 
 def gaps(held, scores):
@@ -140,3 +140,11 @@ def test_the_gap_is_read_from_the_p_value():
     p = fitted.p_values(x).float().double().numpy()
     np.testing.assert_array_equal(gaps_of(p, len(held)), gaps(held, fitted.scores(x).numpy()))
     assert gaps_of(np.array([0.0, np.nan]), 30).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("step", [0.3, -0.5, 5.0])  # 5: wider than exponentials can hold, so the slow way is taken
+def test_cumulative_sums_of_logarithms_lose_nothing(step):
+    rng = np.random.default_rng(0)
+    logs = rng.normal(size=(900, 3)) + step * np.arange(900)[:, None]
+    logs[0] = [-np.inf, 1.0, -np.inf]  # no bet has started
+    np.testing.assert_allclose(log_cumulative_sums(logs), np.logaddexp.accumulate(logs, axis=0), rtol=1e-12, atol=1e-9)

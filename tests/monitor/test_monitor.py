@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import multiprocessing
 import os
@@ -250,3 +251,46 @@ def test_targets_alone_will_do_for_a_report_of_all_norms(calibrated):
     monitor.update(robust(images(3))[1])
     assert monitor.norms == robust.report.norms == tuple(targets.norms)
     assert monitor.snapshot().images == 3
+
+
+def test_many_updates_are_counted_in_their_order_with_the_answers_that_were_compared(calibrated, tmp_path):
+    """More images than are kept at once, and only every third batch compared."""
+    monitor = monitor_of(calibrated, rows=tmp_path / "rows.csv", clock=iter(range(10_000)).__next__)
+    generator, wanted, flags = torch.Generator().manual_seed(0), [], []
+    for k in range(70):
+        p = torch.rand(100, generator=generator).clamp(min=0.05)
+        changed = p > 0.5 if k % 3 == 0 else None
+        monitor.update({"p": p, "gate": p, "evidence": p[:, None]}, changed=changed)
+        wanted.append(p)
+        flags += [""] * 100 if changed is None else [f"{float(flag):g}" for flag in changed]
+    monitor.close()
+    p = torch.cat(wanted)
+    lines = [line.split(",") for line in (tmp_path / "rows.csv").read_text().splitlines()[1:]]
+    assert [float(line[1]) for line in lines] == pytest.approx(p.tolist(), rel=1e-5)
+    assert [line[3] for line in lines] == flags
+    seen = monitor.snapshot()
+    assert (seen.images, seen.compared, seen.changed) == (7000, 2400, flags.count("1"))
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_on_a_gpu_update_waits_for_nothing_and_the_reports_are_those_of_the_cpu(calibrated):
+    robust = trueup.correct(*calibrated, RULES["gated"], report="all")
+    there = copy.deepcopy(robust).to("cuda")
+    here, far = (trueup.Monitor(robust, unusual=0.02, clock=lambda: 0.0) for _ in range(2))
+    x = torch.cat([images(100, seed=4), 2 * images(100, seed=5)])
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        wanted, found = robust(x)[1], there(x.cuda())[1]
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name].cpu(), value, rtol=2e-3, atol=2e-3)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(25):
+            far.update(found, changed=found["p"] < 0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for _ in range(25):
+        here.update({name: value.cpu() for name, value in found.items()}, changed=found["p"].cpu() < 0.5)
+    one, other = here.snapshot(), far.snapshot()
+    assert (one.images, one.histogram, one.changed) == (other.images, other.histogram, other.changed)
+    assert one.evidence == other.evidence

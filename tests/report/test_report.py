@@ -99,6 +99,20 @@ def test_clean_images_get_a_good_word(calibrated):
     assert "No difference from the images of calibration was found" in page.text
 
 
+def test_images_that_deviate_only_deep_in_the_network_get_no_good_word(calibrated):
+    """The drift test reads the first norm. What the plots show at the others must not be called no difference."""
+    model, targets = calibrated
+    found = find(model, targets, images(60, seed=8), rule=RULE)
+    (seen,) = found.sets
+    far = seen.evidence.clone()
+    far[:45, -1] = 50.0  # three quarters of the images, at the last norm
+    page = Text(page_of(replace(found, sets=[replace(seen, evidence=far)])))
+    share = (far[:, -1] > found.clean_evidence[seen.norms[-1]].median()).double().mean()
+    assert f"deviate from those of calibration at 1 of {len(seen.norms)} norms" in page.text
+    assert f"At {seen.norms[-1]}, {share:.0%} of them" in page.text
+    assert "No difference" not in page.text
+
+
 def test_two_sets_are_compared(calibrated):
     model, targets = calibrated
     found = find(model, targets, noisy(), against=[images(20, seed=8)], names=("today", "yesterday"), rule=RULE)
@@ -106,7 +120,7 @@ def test_two_sets_are_compared(calibrated):
     today, yesterday = found.sets
     assert (today.snapshot.unusual.value, yesterday.images) == (1.0, 20)
     difference = 100 * (1 - yesterday.snapshot.unusual.value)
-    assert f"{difference:+.1f} points in today, compared with yesterday" in page.text
+    assert f"{difference:.1f} points higher in “today” than in “yesterday”" in page.text
 
 
 def test_the_decision_and_its_trials_are_told(calibrated):
@@ -210,7 +224,7 @@ def test_the_command_writes_a_report(calibrated, tmp_path, monkeypatch):
     assert re.search("^warning: .*carry no decision", done.output, re.MULTILINE)
     assert done.exit_code == 0, done.output
     assert "now: 6 images" in done.output
-    assert "compared with then" in Text((tmp_path / "r.html").read_text()).text
+    assert "than in “then”" in Text((tmp_path / "r.html").read_text()).text
     done = run("given_models:bare", "t.trueup", "ready.npy", "--out", "s.html", "--limit", "3")
     assert "ready.npy: 3 images" in done.output, done.output
     for arguments, message in [

@@ -28,8 +28,9 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 BETS = ((1.0, 0.75), (1.0, 0.4), (0.2, 0.2), (0.03, 0.1))
 """Share s and exponent κ of each bet: all images a little unusual, all very, one in five, one in thirty."""
-CHUNK = 4096  # images whose bets are settled together
-BLOCK = 64  # images that are compared with each other, all with all
+CHUNK = 1024  # images whose bets are settled together
+BLOCK = 32  # images that are compared with each other, all with all
+WIDEST = 600.0  # range of logarithms whose exponentials a float64 can add up
 
 
 def gaps_of(p: Floats, clean: int) -> Counts:
@@ -96,8 +97,11 @@ class DriftTest:
         won = np.cumsum(returns, axis=0)
         placed = np.concatenate([self._bets[None], stakes - (won - returns)])
         self._best, start, lasting = self._leaders(placed, won, times)
-        bets = won + np.logaddexp.accumulate(placed, axis=0)[1:]
-        log_e = np.logaddexp.reduce(np.concatenate([bets, np.log(left[1:])[:, None]], axis=1), axis=1)
+        bets = won + log_cumulative_sums(placed)[1:]
+        # Long rows: numpy is slow along short ones.
+        capital = np.ascontiguousarray(np.concatenate([bets.T, np.log(left[1:])[None]]))
+        top = capital.max(axis=0)
+        log_e = top + np.log(np.exp(capital - top).sum(axis=0))
         if self.alarm is None and (over := np.flatnonzero(log_e >= -math.log(self.false_alarm))).size:
             k = int(over[0])
             self.alarm = Alarm(float(times[k]), float(start[k]), int(seen[k]) + 1)
@@ -125,9 +129,9 @@ class DriftTest:
         balls = self.balls + np.cumsum(added, axis=0) - added  # (blocks, gaps): before each block
         below = np.cumsum(balls, axis=1) - balls
         block = np.arange(n) // BLOCK
-        earlier = np.tri(BLOCK, k=-1, dtype=bool)
+        earlier = ~np.tri(BLOCK, dtype=bool)
         less, same = (
-            (compare(padded[:, None, :], padded[:, :, None]) & earlier).sum(axis=2).ravel()[:n]
+            (compare(padded[:, :, None], padded[:, None, :]) & earlier).sum(axis=1, dtype=np.uint8).ravel()[:n]
             for compare in (np.less, np.equal)
         )
         return below[block, gaps] + less, balls[block, gaps] + same
@@ -173,6 +177,24 @@ class DriftTest:
         if len(test.balls) != test.clean + 1 or not len(test._bets) == len(test._best) == len(test._start) == len(BETS):
             raise ValueError("the state of this drift test does not fit together: it is of another version, or damaged")
         return test
+
+
+def log_cumulative_sums(logs: Floats) -> Floats:
+    """Logarithms of the cumulative sums of exp(logs), down each column; -inf counts as nothing.
+
+    >>> log_cumulative_sums(np.log([[1.0], [2.0], [3.0]])).round(4).ravel()
+    array([0.    , 1.0986, 1.7918])
+    """
+    found: Floats
+    rows = np.ascontiguousarray(logs.T)
+    top = rows.max(axis=1, keepdims=True)
+    first = rows[np.arange(len(rows)), np.isfinite(rows).argmax(axis=1)]
+    if not (top[:, 0] - first < WIDEST).all():  # sums that are small at first would be lost
+        found = np.logaddexp.accumulate(logs, axis=0)
+        return found
+    with np.errstate(divide="ignore"):
+        found = (top + np.log(np.cumsum(np.exp(rows - top), axis=1))).T
+    return found
 
 
 def finite(x: float) -> float | None:

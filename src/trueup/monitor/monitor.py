@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from trueup.rules import Evidence
 from trueup.targets import Targets
 
 FORMAT, VERSION = "trueup monitor", 1
-FOLD = 2048  # images that are kept before they are counted, together because that is cheaper ...
+FOLD = 2048  # images that are kept before they leave the device, together because that is cheaper ...
 FOLD_BATCHES = 512  # ... or batches
 
 
@@ -41,7 +41,8 @@ class Monitor:
         print(monitor.snapshot())
 
     It reads the report of the forward pass that answers; there is no second pass. `update` only keeps a few numbers per
-    image, on the device where they are; they are counted when there are many of them, or when someone looks.
+    image, on the device where they are. When there are many, it starts to copy them and counts those that it copied
+    before: it never waits for a GPU. Whoever looks waits until all are counted.
 
     source: a module that `trueup.correct(..., report=True)` made; or targets, for a model that was exported.
     unusual: p-value up to which an image counts as unusual. Of clean images, about this share does.
@@ -88,6 +89,7 @@ class Monitor:
         self._window = Snapshot(self.norms, self.unusual)
         self._pending: list[_Batch] = []
         self._waiting = 0
+        self._leaving: _Leaving | None = None
 
     def update(self, report: Mapping[str, Any], *, changed: Any = None) -> None:
         """Take in the report of one forward pass: tensors, or the arrays that an exported model returned.
@@ -102,7 +104,7 @@ class Monitor:
             self._pending.append(batch)
             self._waiting += len(batch.values)
             if self._waiting >= FOLD or len(self._pending) >= FOLD_BATCHES:
-                self._fold()
+                self._send()
 
     def snapshot(self) -> Snapshot:
         """What was seen since the last `reset`, and what the drift test has found since it began."""
@@ -182,19 +184,24 @@ class Monitor:
             self._begin(DriftTest(self.clean_images, false_alarm=self._test.false_alarm))
 
     def _fold(self) -> None:
-        """Count the images that are waiting."""
-        if not self._pending:
-            return
-        batches, self._pending, self._waiting = self._pending, [], 0
-        kept = [batch.values for batch in batches]
-        together = torch.cat(kept if len({part.device for part in kept}) == 1 else [part.cpu() for part in kept])
-        values = together.cpu().double().numpy()
+        """Count all images that are waiting."""
+        self._send()
+        self._send()
+
+    def _send(self) -> None:
+        """Start to copy what is pending to the host's memory, and count what was sent before."""
+        arrived, self._leaving = self._leaving, _Leaving.of(self._pending) if self._pending else None
+        self._pending, self._waiting = [], 0
+        if arrived is not None:
+            self._count(*arrived.wait())
+
+    def _count(self, batches: Sequence[_Batch], values: Floats, told: Floats) -> None:
+        """Count images `(images, 2 + norms)` of these batches, and the changed answers that were `told`."""
         if not len(values):
             return
         p, gate, evidence = values[:, 0], values[:, 1], values[:, 2:]
-        times = np.repeat([batch.time for batch in batches], [len(batch.values) for batch in batches])
+        times = np.repeat([batch.time for batch in batches], [batch.images for batch in batches])
         self._test.step(gaps_of(p, self.clean_images), times)
-        told = [batch.changed.cpu().numpy() for batch in batches if batch.changed is not None]
         known = np.isfinite(evidence)
         counted = np.where(known, np.minimum(evidence, LARGEST_EVIDENCE), 0.0)
         places = np.minimum(np.searchsorted(P_EDGES, p.astype(np.float32).round(7)), len(P_EDGES) - 1)
@@ -216,24 +223,60 @@ class Monitor:
             gate_sum=float(gate.sum()),
             evidence_sum=tuple(counted.sum(axis=0).tolist()),
             evidence_images=tuple(known.sum(axis=0).tolist()),
-            compared=sum(map(len, told)),
-            changed=int(sum(flags.sum() for flags in told)),
+            compared=len(told),
+            changed=int(told.sum()),
             began=float(times[0]),
             ended=float(times[-1]),
             streams={self._stream: drift},
         )
         self._window = self._window + seen
         if self._rows is not None:
-            self._rows.write(_image_rows(batches, values))
+            self._rows.write(_image_rows(batches, values, told))
 
 
 class _Batch:
     """What is kept of a forward pass: time, `(images, 2 + norms)` of p, gate and evidence, and the changed answers."""
 
-    __slots__ = ("changed", "time", "values")
+    __slots__ = ("changed", "images", "time", "values")
 
     def __init__(self, when: float, values: Tensor, changed: Tensor | None) -> None:
-        self.time, self.values, self.changed = when, values, changed
+        self.time, self.images, self.values, self.changed = when, len(values), values, changed
+
+
+class _Leaving(NamedTuple):
+    """Batches whose numbers are on their way to the host's memory."""
+
+    batches: Sequence[_Batch]
+    values: Tensor
+    told: Tensor  # changed answers of the batches that have them
+    done: Sequence[torch.cuda.Event]
+
+    @staticmethod
+    def of(batches: Sequence[_Batch]) -> _Leaving:
+        """Start to copy these batches."""
+        told = [batch.changed for batch in batches if batch.changed is not None]
+        done: list[torch.cuda.Event] = []
+        values, flags = (_to_host(parts, done) for parts in ([batch.values for batch in batches], told))
+        return _Leaving(batches, values, flags, done)
+
+    def wait(self) -> tuple[Sequence[_Batch], Floats, Floats]:
+        """The batches and their numbers, as soon as those are there."""
+        for event in self.done:
+            event.synchronize()
+        return self.batches, self.values.double().numpy(), self.told.double().numpy()
+
+
+def _to_host(parts: Sequence[Tensor], done: list[torch.cuda.Event]) -> Tensor:
+    """The parts as one tensor in the host's memory; its numbers are there when the events in `done` are."""
+    if not parts:
+        return torch.zeros(0)
+    together = torch.cat(list(parts) if len({part.device for part in parts}) == 1 else [part.cpu() for part in parts])
+    if not together.is_cuda:
+        return together.cpu()
+    # Pinned memory: a copy to any other makes the host wait.
+    host = torch.empty_like(together, device="cpu", pin_memory=True).copy_(together, non_blocking=True)
+    done.append(torch.cuda.current_stream(together.device).record_event())
+    return host
 
 
 def _reporting(source: Corrected | Targets, report: Reported) -> ImageReport:
@@ -269,12 +312,12 @@ def _flags(changed: Any) -> Tensor:
     return torch.as_tensor(changed).detach().bool().flatten().clone()
 
 
-def _image_rows(batches: Sequence[_Batch], values: Floats) -> list[ImageRow]:
+def _image_rows(batches: Sequence[_Batch], values: Floats, told: Floats) -> list[ImageRow]:
     rows = []
-    numbers = iter(values.tolist())
+    numbers, flags = iter(values.tolist()), iter(told.astype(bool).tolist())
     for batch in batches:
-        flags = [None] * len(batch.values) if batch.changed is None else batch.changed.tolist()
-        for changed in flags:
+        for _ in range(batch.images):
             p, gate, *evidence = next(numbers)
+            changed = None if batch.changed is None else next(flags)
             rows.append(ImageRow(batch.time, p, gate, changed, [x if math.isfinite(x) else None for x in evidence]))
     return rows

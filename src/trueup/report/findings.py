@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,9 +19,12 @@ from trueup._loading import images_of
 from trueup._measure import Meter, Shift
 from trueup.graph import Activation, device_of
 from trueup.monitor import Monitor, Snapshot
+from trueup.monitor.binomial import share_of
 from trueup.report.thumbnail import thumbnail
 from trueup.rules import Rule
 from trueup.targets import Targets
+
+FAR = 0.6  # share of images beyond the clean median
 
 
 class Shown(NamedTuple):
@@ -119,6 +122,21 @@ def find(
         sets,
         _cost(networks, first),
     )
+
+
+def deviating_norms(some: SetFindings, clean: Mapping[str, Tensor]) -> dict[str, float]:
+    """Norms at which images deviate more than clean ones, with the share that lies beyond the clean median.
+
+    Of clean images that is half. A norm counts if the share's exact lower bound, at a confidence of 99.9 % for all
+    norms together, is above `FAR`: the median is itself an estimate.
+    """
+    found, confidence = {}, 1 - 0.002 / max(1, len(some.norms))
+    for name, evidence in zip(some.norms, some.evidence.T, strict=True):
+        beyond = int((~(evidence <= clean[name].median())).sum())
+        share = share_of(beyond, some.images, confidence=confidence)
+        if share.low > FAR:
+            found[name] = share.value
+    return found
 
 
 @torch.inference_mode()
@@ -227,4 +245,6 @@ def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     kind = platform.machine() or "CPU"
-    return f"{kind}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    used = f"{threads} thread{'s' if threads > 1 else ''} on {os.cpu_count()} cores"
+    return f"{kind}, {used}, torch {torch.__version__}"

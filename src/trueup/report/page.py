@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trueup.monitor import Snapshot
-from trueup.report.findings import Findings, SetFindings, Shown
+from trueup.report.findings import Findings, SetFindings, Shown, deviating_norms
 from trueup.report.style import STYLE
 from trueup.report.svg import Band, depth_plot, histogram
 from trueup.rules import Evidence
@@ -52,27 +52,27 @@ def page_of(found: Findings, *, title: str | None = None, classes: Sequence[str]
 
 
 def _summary(found: Findings) -> str:
-    parts = [_verdict(some, several=len(found.sets) > 1) for some in found.sets]
+    parts = [_verdict(some, found.clean_evidence, several=len(found.sets) > 1) for some in found.sets]
     if len(found.sets) == 2 and all(some.snapshot is not None for some in found.sets):
         parts.append(f"<p>{_comparison(*found.sets)}</p>")
     return "".join(parts)
 
 
-def _verdict(some: SetFindings, *, several: bool) -> str:
+def _verdict(some: SetFindings, clean: Mapping[str, Tensor], *, several: bool) -> str:
     tiles = [("images", str(some.images), "")]
     sentence = "These targets cannot tell how unusual an image is: the model has no norms."
     if (seen := some.snapshot) is not None:
         share = seen.unusual
         bad = share.low > seen.unusual_at
-        bounds = f"{share.low:.1%} to {share.high:.1%}; clean images: {seen.unusual_at:.1%}"
+        bounds = f"95 % interval {share.low:.1%} to {share.high:.1%}; clean images: {seen.unusual_at:.1%}"
         tiles.append(
             (
-                f"unusual (p ≤ {seen.unusual_at:.2g}), {bounds}",
+                f"unusual images (p ≤ {seen.unusual_at:.2g}); {bounds}",
                 f"{share.value:.1%}",
                 "bad" if bad else "good",
             )
         )
-        sentence = _drift_sentence(some, seen)
+        sentence = _drift_sentence(some, seen, deviating_norms(some, clean))
     if some.answers is not None:
         changed = int((some.answers[0] != some.answers[1]).sum())
         tiles.append(("answers that the correction changes", f"{changed / some.images:.1%}", ""))
@@ -83,18 +83,23 @@ def _verdict(some: SetFindings, *, several: bool) -> str:
     return f'{name}<p>{sentence}</p><div class="tiles">{cells}</div>'
 
 
-def _drift_sentence(some: SetFindings, seen: Snapshot) -> str:
+def _drift_sentence(some: SetFindings, seen: Snapshot, deviating: Mapping[str, float]) -> str:
     sure = seen.false_alarm_probability
+    chance = f"{sure:.0e}" if sure > 1e-300 else "1e-300"
     if seen.drifted:
-        chance = f"{sure:.0e}" if sure > 1e-300 else "1e-300"
         return (
             f'<b class="bad">The images are not like those of calibration.</b> If they were, so clear a difference '
             f"would have a probability of {chance} at most."
         )
-    return (
-        f'<b class="good">No difference from the images of calibration was found.</b> If the {some.images} images were '
-        f"alike, a difference like this would have a probability of up to {min(1.0, sure):.2g}."
-    )
+    if deviating:
+        name, share = max(deviating.items(), key=lambda item: item[1])
+        return (
+            f'<b class="bad">The images deviate from those of calibration at {len(deviating)} of {len(some.norms)} '
+            f"norms.</b> At {escape(name)}, {share:.0%} of them lie farther from the clean centre than half of the "
+            "clean images do. The drift test, which reads the first norm only, found no difference."
+        )
+    hint = f" (A difference like this would have a probability of up to {sure:.2g}.)" if sure < 0.2 else ""
+    return f'<b class="good">No difference from the images of calibration was found.</b>{hint}'
 
 
 def _comparison(a: SetFindings, b: SetFindings) -> str:
@@ -103,9 +108,10 @@ def _comparison(a: SetFindings, b: SetFindings) -> str:
     assert b.snapshot is not None
     mine, theirs = a.snapshot.unusual.value, b.snapshot.unusual.value
     error = math.sqrt(mine * (1 - mine) / a.images + theirs * (1 - theirs) / b.images)
+    points = 100 * (mine - theirs)
     return (
-        f"The share of unusual images is {100 * (mine - theirs):+.1f} points in {escape(a.name)}, compared with "
-        f"{escape(b.name)} (standard error {100 * error:.1f})."
+        f"The share of unusual images is {abs(points):.1f} points {'lower' if points < 0 else 'higher'} in "
+        f"“{escape(a.name)}” than in “{escape(b.name)}” (standard error {100 * error:.1f})."
     )
 
 

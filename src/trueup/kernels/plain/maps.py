@@ -24,4 +24,4 @@ def add_and_relu(a: Tensor, residual: Tensor | None, relu: bool, ceiling: float 
     a = a if residual is None else a + residual
     if not relu:
         return a
-    return a.relu() if ceiling is None else a.clamp(0, ceiling)
+    return a.relu() if ceiling is None else a.clamp(0.0, ceiling)
