@@ -25,8 +25,8 @@ ELSEWHERE = ("own_method", "batch_job", "serve_fastapi")  # run by tests/lab and
 RUN_WITH_TIMM = """
 import runpy, sys
 sys.path.insert(0, "benchmarks")
-import zoo
-zoo.import_timm()
+from zoo_models.of_timm import import_timm
+import_timm()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
