@@ -13,9 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
     "timm_classification": ("timm", ["--model", "test_resnet", "--images", "56", "--size", "32"], "[4, 1000]"),
-    "torchvision_classification": ("torchvision", ["--model", "squeezenet1_1", "--images", "8"], "[4, 1000]"),
+    "torchvision_classification": (
+        "torchvision",
+        ["--model", "resnet18", "--images", "52", "--size", "32"],
+        "[4, 1000]",
+    ),
     "torchvision_detection": ("torchvision", ["--images", "8"], "["),
-    "torchvision_segmentation": ("torchvision", ["--images", "8"], "[2, 21, 128, 128]"),
+    "torchvision_segmentation": ("torchvision", ["--images", "52", "--size", "32"], "[2, 21, 32, 32]"),
     "hugging_face": ("transformers", ["--images", "56"], "[4, 10]"),
     "lightning_predict": ("lightning", [], "[64]"),
     "two_inputs": ("torch", [], "[4, 10]"),
