@@ -65,7 +65,7 @@ class Corrected(Instrumented):
         counts = [f"{n} {of[kind]}" for kind in of if (n := sum(site.kind == kind for site in self.sites))]
         what = ", ".join(counts) or "no sites: it does what the model does"
         how = "" if self.sites.traced else ", untraced"
-        return f"Corrected({type(self.model).__name__}, {self.rule}, {what}{how})"
+        return f"Corrected({type(self._inner).__name__}, {self.rule}, {what}{how})"
 
 
 def correct(
