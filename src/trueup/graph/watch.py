@@ -153,5 +153,12 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _first(hooks: Any, handle: Any) -> None:
-    """Let a new hook see what the module itself computed: hooks of the user's come after it."""
-    hooks.move_to_end(handle.id, last=False)
+    """Let a new hook see what the module itself computed: hooks of the user's come after it.
+
+    The others are inserted anew. After `move_to_end`, C code that walks an OrderedDict as a plain one, such as
+    torch.compile's guards, would see the old order.
+    """
+    new, others = hooks.pop(handle.id), dict(hooks)
+    hooks.clear()
+    hooks[handle.id] = new
+    hooks.update(others)
