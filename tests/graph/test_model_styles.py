@@ -393,6 +393,16 @@ def test_a_transformer_encoder_is_reached():
         assert not trueup.correct(model, targets, rule)(x + 1).isclose(model(x + 1)).all()
 
 
+@pytest.mark.parametrize("rule", [NOTHING, trueup.Evidence(budget=1, strength=0, base=0)], ids=["paper", "evidence"])
+def test_a_rule_of_no_strength_leaves_a_transformer_layer_its_fast_path(rule):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu", norm_first=True)
+    model, x = nn.Sequential(nn.LayerNorm(16), layer).eval(), torch.randn(4, 16, 16)
+    targets = trueup.calibrate(model, [torch.randn(8, 16, 16)], decide=False)
+    with torch.no_grad():
+        assert trueup.correct(model, targets, rule)(x).equal(model(x))
+
+
 def test_wrappers_are_taken_off_in_any_order():
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     assert names(trueup.sites(nn.DataParallel(torch.compile(model)))) == ["1"]

@@ -133,7 +133,7 @@ class Instrumented(LikeItsModel):
     def _build(self, trace: Trace) -> None:
         """Make this module's forward."""
         if trace.graph is None:
-            corrected, fixed = watched_pass(self, Watch(self._inner, trace, self._functions)), {}
+            corrected, fixed = watched_pass(self, Watch(self._inner, trace, self._functions, self._used)), {}
         else:
             corrected, fixed = self._rewired(*trace.copy()), fixed_inputs(self._inner)
         parameters = inspect.signature(self._inner.forward).parameters
@@ -156,13 +156,18 @@ class Instrumented(LikeItsModel):
     def _functions(self) -> bool:
         """Whether some sites that are used are calls of functions."""
         paths = {path for path, _ in nn.Module.named_modules(self._inner)}
-        return any(name.partition("#")[0] not in paths for name in (*self.placed_at, *self._all_read))
+        return any(name.partition("#")[0] not in paths for name in self._used)
+
+    @property
+    def _used(self) -> list[str]:
+        """Names of the sites where something is placed or read."""
+        return [*self.placed_at, *self._all_read]
 
     def _untraced(self) -> Callable[..., Any]:
         """A forward pass of a clone, because hooks would keep the traced one from fusing."""
         twin = clone(self._inner)
         trace = Trace(twin, self._known, self._activations, self._leaves)
-        return watched_pass(self, Watch(twin, trace, self._functions), twin)
+        return watched_pass(self, Watch(twin, trace, self._functions, self._used), twin)
 
     def _rewired(self, graph: fx.Graph, places: list[Place]) -> Callable[..., Any]:
         """The graph, with the placed modules in it, as a function of this module and the inputs."""
