@@ -133,7 +133,8 @@ def calibrate(
     for name, total in ((name, target.total) for group in groups for name, target in group.items()):
         if not torch.isfinite(total).all():
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
-    targets = replace(targets, sites=traced.sites)
+    fingerprint = targets.fingerprint.without_values_that_change(traced.model)
+    targets = replace(targets, sites=traced.sites, fingerprint=fingerprint)
     if not decide:
         if targets.images > 1 and not bool((targets.sampled != targets.sampled[0]).any()):
             warnings.warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,10 @@ SMALL = 1 << 16  # values; larger tensors are copied to double precision one at 
 
 @dataclass(frozen=True)
 class Print:
-    """Summary of one parameter or buffer: its shape, its norm, and one fixed projection of its values."""
+    """Summary of one parameter or buffer: its shape, its norm, and one fixed projection of its values.
+
+    An infinite norm stands for any values: those of a buffer that the forward pass itself changes.
+    """
 
     shape: tuple[int, ...]
     norm: float
@@ -33,7 +37,8 @@ class Print:
     def matches(self, other: Print) -> bool:
         """Whether the values are equal up to rounding to another precision."""
         tolerance = ROUGH if self.rough or other.rough else TOLERANCE
-        close = abs(self.projection - other.projection) <= tolerance * max(self.norm, other.norm)
+        size = max(self.norm, other.norm)
+        close = size == math.inf or abs(self.projection - other.projection) <= tolerance * size
         return self.shape == other.shape and close
 
 
@@ -58,6 +63,16 @@ class Fingerprint:
         values = {name: t for name, t in values.items() if t.is_floating_point()}
         found = zip(values, _prints(list(values.values())), strict=True)
         return cls({name: replace(each, rough=True) if name in rough else each for name, each in found})
+
+    def without_values_that_change(self, model: nn.Module) -> Fingerprint:
+        """The fingerprint that also fits other values of the buffers which `model` has changed since it was taken.
+
+        Some models count their calls or keep a running average of their features, even in evaluation mode.
+        """
+        held = {n: b for n, b in model.named_buffers() if n in self.tensors and not _is_quantised(b)}
+        now = zip(held, _prints([buffer.detach() for buffer in held.values()]), strict=True)
+        other = {name: replace(found, norm=math.inf) for name, found in now if found != self.tensors[name]}
+        return Fingerprint({**self.tensors, **other})
 
     def difference(self, other: Fingerprint) -> str:
         """Describe the first difference from `other` in words; empty if there is none."""
