@@ -2,8 +2,8 @@
 
     python examples/torchvision_detection.py --weights DEFAULT
 
-Sites whose rows are proposals, not images, are left alone, and `print(targets)` lists them. What a detector answers
-cannot be compared for equality as classes can, so nothing is decided: choose a careful rule yourself.
+Sites whose rows are proposals, not images, are left alone, and `print(targets)` lists them. What is safe is decided by
+the answers of the model: `surest` says what counts as one, here the class of the surest box, or -1 if there is none.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--model", default="fasterrcnn_mobilenet_v3_large_320_fpn")
 parser.add_argument("--weights", help="such as DEFAULT, which are downloaded")
 parser.add_argument("--images", type=int, default=64)
+parser.add_argument("--size", type=int, default=320, help="shorter side to which the model scales images")
 options = parser.parse_args()
 
-model = torchvision.models.get_model(options.model, weights=options.weights, weights_backbone=None).eval()
+model = torchvision.models.get_model(
+    options.model, weights=options.weights, weights_backbone=None, min_size=options.size
+).eval()
 sizes = [(160, 128), (128, 160)]
 pictures = [torch.rand(3, *sizes[k % 2]) for k in range(options.images)]  # your clean images, between 0 and 1
 clean_loader = [(pictures[k : k + 4], [{}] * 4) for k in range(0, options.images, 4)]  # as a detection loader has them
 
-targets = trueup.calibrate(model, clean_loader, decide=False)
+
+def surest(found: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """Class of the surest box of each image; boxes come in the order of their scores."""
+    return torch.tensor([int(each["labels"][0]) if len(each["labels"]) else -1 for each in found])
+
+
+targets = trueup.calibrate(model, clean_loader, answer=surest)
 print(targets)
-robust = trueup.correct(model, targets, trueup.Evidence(budget=1.0, strength=0.02, base=0.0))
+robust = trueup.correct(model, targets)
 print(robust)
 print([len(found["boxes"]) for found in robust(pictures[:2])])

@@ -294,9 +294,9 @@ class TestSharpEdges:
         batch = pictures(60, 2)[0]
         sample = search.ImageSample()
         sample.add(torch.arange(60), batch)
-        before = [images.clone() for _, images in sample.batches()]
+        before = [inputs.images.clone() for _, inputs in sample.batches()]
         batch.zero_()  # a loader may fill the same buffer again
-        assert all(torch.equal(a, b) for a, (_, b) in zip(before, sample.batches(), strict=True))
+        assert all(torch.equal(a, b.images) for a, (_, b) in zip(before, sample.batches(), strict=True))
 
     def test_a_sum_with_undecided_targets_keeps_the_decision_and_works(self, trained, decided):
         other = trueup.calibrate(trained, pictures(60, 7)[0].split(30), decide=False)

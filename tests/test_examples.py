@@ -13,9 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
     "timm_classification": ("timm", ["--model", "test_resnet", "--images", "56", "--size", "32"], "[4, 1000]"),
-    "torchvision_classification": ("torchvision", ["--model", "squeezenet1_1", "--images", "8"], "[4, 1000]"),
+    "torchvision_classification": (
+        "torchvision",
+        ["--model", "resnet18", "--images", "52", "--size", "32"],
+        "[4, 1000]",
+    ),
     "torchvision_detection": ("torchvision", ["--images", "8"], "["),
-    "torchvision_segmentation": ("torchvision", ["--images", "8"], "[2, 21, 128, 128]"),
+    "torchvision_segmentation": ("torchvision", ["--images", "52", "--size", "32"], "[2, 21, 32, 32]"),
     "hugging_face": ("transformers", ["--images", "56"], "[4, 10]"),
     "lightning_predict": ("lightning", [], "[64]"),
     "two_inputs": ("torch", [], "[4, 10]"),
@@ -25,8 +29,8 @@ ELSEWHERE = ("own_method", "batch_job", "serve_fastapi")  # run by tests/lab and
 RUN_WITH_TIMM = """
 import runpy, sys
 sys.path.insert(0, "benchmarks")
-import zoo
-zoo.import_timm()
+from zoo_models.of_timm import import_timm
+import_timm()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

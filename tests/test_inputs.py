@@ -107,13 +107,6 @@ def test_the_calibration_of_several_inputs_does_not_depend_on_batches():
     torch.testing.assert_close(split.norms["bn2"].total, whole.norms["bn2"].total)
 
 
-def test_without_one_tensor_of_images_nothing_is_decided_and_that_is_said():
-    model = Two().eval()
-    with pytest.warns(UserWarning, match="its input is not one tensor of images.*pass a rule"):
-        targets = trueup.calibrate(model, [(images(60), depth(60))])
-    assert trueup.correct(model, targets)(images(2), depth(2)).equal(model(images(2), depth(2)))
-
-
 @pytest.mark.parametrize("batch", [dict, UserDict], ids=["dict", "UserDict"])
 def test_a_first_input_with_a_default_is_an_input(batch):
     model = Named().eval()

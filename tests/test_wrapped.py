@@ -120,3 +120,15 @@ def sharded():
 def test_what_cannot_be_corrected_is_refused_with_the_way_out(model, error, message):
     with pytest.raises(error, match=message):
         trueup.calibrate(model(), [images(2)], decide=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_scripted_part_shares_its_weights():
+    part = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
+    model = nn.Sequential(part, nn.BatchNorm2d(4), nn.ReLU()).eval()
+    targets = trueup.calibrate(model, [images(8)], decide=False)
+    robust = trueup.correct(model, targets, trueup.Evidence(budget=1, strength=0, base=0))
+    assert {id(p) for p in robust.parameters()} == {id(p) for p in model.parameters()}
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    assert robust(images(2)).equal(model(images(2)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ def most_likely(output: Any) -> Tensor:
     If the output is a tuple, a dictionary or a dataclass, its first floating-point tensor with two dimensions or more
     counts.
     """
-    scores = next((leaf for leaf in tensors_in(output) if _are_scores(leaf)), None)
+    per_image = isinstance(output, list) and any(isinstance(entry, Mapping) for entry in output)  # boxes and labels
+    scores = None if per_image else next((leaf for leaf in tensors_in(output) if _are_scores(leaf)), None)
     if scores is None:
         what = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(

@@ -24,7 +24,7 @@ from trueup.decide import decide as decide_setting
 from trueup.graph import Activation, Inputs, Probe, Select, Site, check_select, examine, trace
 from trueup.rules import Method
 from trueup.rules.evidence import GATE_DEPTH
-from trueup.targets import Accumulator, Decision, Fingerprint, Targets
+from trueup.targets import Accumulator, Fingerprint, Targets
 from trueup.targets.accumulate import Measured
 
 RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
@@ -121,20 +121,20 @@ def calibrate(
             return sums.measure_activation(a)
         return sums.measure_norm(a if site.channel_dim == 1 else a.movedim(site.channel_dim, 1))
 
-    sample, alone = ImageSample(), True
+    sample = ImageSample()
     for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
         names = functools.cache(_start_naming(inputs, number))
         sums.add(probe(inputs, look), names)
-        if decide and (alone := alone and inputs.images is not None):
-            assert inputs.images is not None
-            sample.add(names(), inputs.images)
+        if decide:
+            sample.add(names(), inputs)
     if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
     groups = (targets.activations, targets.norms, targets.gate)
     for name, total in ((name, target.total) for group in groups for name, target in group.items()):
         if not torch.isfinite(total).all():
             raise ValueError(f"calibrate: the activations at site {name!r} overflow to NaN or infinity")
-    targets = replace(targets, sites=traced.sites)
+    fingerprint = targets.fingerprint.without_values_that_change(traced.model)
+    targets = replace(targets, sites=traced.sites, fingerprint=fingerprint)
     if not decide:
         if targets.images > 1 and not bool((targets.sampled != targets.sampled[0]).any()):
             warnings.warn(
@@ -143,19 +143,15 @@ def calibrate(
                 stacklevel=2,
             )
         return targets
-    if all(gathered(alone)):
-        targets = decide_setting(
-            traced,
-            targets,
-            sample,
-            answer=answer,
-            max_changed=max_changed,
-            select=select,
-            report=_progress(progress),
-        )
-    else:
-        note = "its input is not one tensor of images, and only such inputs can be perturbed; pass a rule to correct"
-        targets = replace(targets, decision=Decision(max_changed=max_changed, note=note))
+    targets = decide_setting(
+        traced,
+        targets,
+        sample,
+        answer=answer,
+        max_changed=max_changed,
+        select=select,
+        report=_progress(progress),
+    )
     if targets.decision is not None and targets.decision.chosen is None:
         warnings.warn(f"calibrate: {targets.decision}", stacklevel=2)
     return targets

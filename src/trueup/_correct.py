@@ -65,7 +65,7 @@ class Corrected(Instrumented):
         counts = [f"{n} {of[kind]}" for kind in of if (n := sum(site.kind == kind for site in self.sites))]
         what = ", ".join(counts) or "no sites: it does what the model does"
         how = "" if self.sites.traced else ", untraced"
-        return f"Corrected({type(self.model).__name__}, {self.rule}, {what}{how})"
+        return f"Corrected({type(self._inner).__name__}, {self.rule}, {what}{how})"
 
 
 def correct(
@@ -115,7 +115,9 @@ def build(
     traced: Trace, targets: Targets, rule: Rule, select: Select | None = None, report: Reported = False
 ) -> Corrected:
     """Correct a traced model whose targets were checked. The result shares the trace's module objects."""
-    if isinstance(rule, Evidence) and not rule.changes:
+    # A hook keeps torch's transformer layers off their faster way, which rounds differently: without strength, none.
+    still = not rule.changes if isinstance(rule, Evidence) else rule.step == 0 and traced.graph is None
+    if still:
         return Corrected(traced, targets, rule, [], report)
     kind: Kind = "norm" if isinstance(rule, Evidence) else "activation"
     wanted = targets.norms if isinstance(rule, Evidence) else targets.activations

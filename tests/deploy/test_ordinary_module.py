@@ -134,3 +134,39 @@ def test_nothing_is_kept_of_models_that_are_gone():
         assert memory() - before < 60_000  # the texts of two graphs per round would be 200 kB
     finally:
         tracemalloc.stop()
+
+
+class Owner(nn.Module):
+    """Has a part called `model`, as nearly every LightningModule has, and another that both have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+        self.model.head, self.head = nn.Linear(4, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        for layer in list(self.model)[:3]:
+            x = layer(x)
+        return self.head(self.model.head(x.mean((2, 3))))
+
+
+@pytest.mark.parametrize("branch", [False, True], ids=["traced", "watched"])
+def test_a_part_called_model_is_found_by_its_name(branch):
+    class Branching(Owner):
+        def forward(self, x):
+            if x.shape[-1] > 4:
+                return super().forward(x)
+            raise ValueError("too small")
+
+    model = (Branching if branch else Owner)().eval()
+    targets = trueup.calibrate(model, [images(8)], decide=False)
+    assert targets.sites.traced != branch
+    robust, x = trueup.correct(model, targets, trueup.Evidence(budget=1, strength=0.2)), images(2) + 1
+    assert list(robust.state_dict()) == list(model.state_dict())
+    assert robust.model is robust.get_submodule("model")
+    assert robust.model.head.weight is model.model.head.weight
+    torch.testing.assert_close(torch.export.export(robust, (x,)).module()(x), robust(x))
+    other = {name: value * 0 for name, value in model.named_parameters() if name == "model.head.bias"}
+    changed = torch.func.functional_call(robust, other, (x,))
+    torch.testing.assert_close(changed, robust(x) - model.head.weight @ model.model.head.bias)

@@ -312,6 +312,29 @@ def test_what_a_forward_pass_leaves_behind_is_not_the_tracers():
     assert pickle.loads(pickle.dumps(robust))(images(2)).equal(robust(images(2)))
 
 
+class Averages(Remembers):
+    """Keeps a running average of its features, even in evaluation mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.calls.mul_(0.5).add_(out.detach().mean())
+        return out
+
+
+def test_targets_fit_a_model_that_changes_its_own_buffers(tmp_path):
+    model = Averages().eval()
+    targets = trueup.calibrate(model, images(8).split(4), decide=False)
+    targets.save(tmp_path / "file")
+    for _ in range(3):
+        model(images(4))
+    for known in (targets, trueup.Targets.load(tmp_path / "file"), targets + targets):
+        trueup.correct(model, known, PAPER)
+    with torch.no_grad():
+        model.conv.weight.mul_(-1)
+    with pytest.raises(ValueError, match="'conv.weight' has other values"):
+        trueup.correct(model, targets, PAPER)
+
+
 def test_calibrating_leaves_the_images_of_an_in_place_model():
     model, x = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 1)), images(4)
     before = x.clone()
@@ -391,6 +414,16 @@ def test_a_transformer_encoder_is_reached():
     targets = trueup.calibrate(model, [x], decide=False)
     for rule in (trueup.Correction(1, 0), trueup.Evidence(budget=1, strength=0.2)):
         assert not trueup.correct(model, targets, rule)(x + 1).isclose(model(x + 1)).all()
+
+
+@pytest.mark.parametrize("rule", [NOTHING, trueup.Evidence(budget=1, strength=0, base=0)], ids=["paper", "evidence"])
+def test_a_rule_of_no_strength_leaves_a_transformer_layer_its_fast_path(rule):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu", norm_first=True)
+    model, x = nn.Sequential(nn.LayerNorm(16), layer).eval(), torch.randn(4, 16, 16)
+    targets = trueup.calibrate(model, [torch.randn(8, 16, 16)], decide=False)
+    with torch.no_grad():
+        assert trueup.correct(model, targets, rule)(x).equal(model(x))
 
 
 def test_wrappers_are_taken_off_in_any_order():

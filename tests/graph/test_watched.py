@@ -326,3 +326,25 @@ def test_a_report_comes_with_the_output():
     assert output.equal(trueup.correct(model, targets, GATED)(dark()))
     assert set(report) >= {"p", "gate", "evidence"}
     assert len(report["p"]) == len(dark())
+
+
+def test_hooks_are_in_one_order_for_python_and_for_c():
+    """Guards of torch.compile walk the hooks as a plain dictionary, in the order in which they were inserted."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return self.bn(x) if x.mean() < 9 else x
+
+    model, seen = Branches().eval(), []
+    model.bn.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    targets = trueup.calibrate(model, [images(4)], decide=False)
+    robust = trueup.correct(model, targets, trueup.Evidence(budget=1, strength=0.5))
+    hooks = robust.get_submodule("bn")._forward_hooks
+    assert len(hooks) == 2
+    assert list(hooks) == list(dict.keys(hooks))
+    seen.clear()
+    assert robust(images(4) + 1).equal(seen[0])  # the user's hook sees what is corrected

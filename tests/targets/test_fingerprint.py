@@ -60,3 +60,17 @@ class TestFingerprint:
             ValueError, match="'blocks.1.conv.0.2', which was not found in this MobileNet; it has stem.2, blocks.0"
         ):
             trueup.correct(model, targets, trueup.Correction())
+
+
+def test_infinite_values_such_as_those_of_a_mask_are_equal_to_themselves():
+    def masked(*, above: float) -> nn.Module:
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+        model.register_buffer("mask", torch.full((4, 4), above).triu(1))
+        model[0].requires_grad_(False).weight.fill_(1)
+        model[0].bias.zero_()
+        return model
+
+    infinite, lowest = (Fingerprint.of(masked(above=value)) for value in (-torch.inf, torch.finfo(torch.float32).min))
+    assert not infinite.difference(Fingerprint.from_json(infinite.to_json()))
+    assert not lowest.difference(Fingerprint.of(masked(above=torch.finfo(torch.float32).min).half()))
+    assert "'mask'" in infinite.difference(Fingerprint.of(masked(above=torch.inf)))

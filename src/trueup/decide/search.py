@@ -9,7 +9,7 @@ This file runs the trials; `trueup.targets.decision.Decision.chosen` chooses amo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from trueup._answers import Answer, agreement, relative_change
 from trueup._correct import build
 from trueup._ranks import gathered
-from trueup.decide.perturb import PERTURBATIONS, Scale, perturb
-from trueup.graph import Probe, Select, Site, Trace, device_of
+from trueup.decide.perturb import PERTURBATIONS
+from trueup.decide.pictures import Scales, kind_of, largest_image, perturb_all, reason_against, scales_of, together
+from trueup.graph import Inputs, Probe, Select, Site, Trace, device_of
 from trueup.rules import Evidence
 from trueup.rules.evidence import NUISANCE_FLOOR
 from trueup.targets import Decision, Targets, Trial
@@ -66,13 +67,14 @@ class ImageSample:
     """Clean images kept for the decision: those with the smallest hashes, so that no order or batch matters."""
 
     def __init__(self) -> None:
-        self._most, self._hashes, self._images = IMAGES, torch.empty(0, dtype=torch.int64), list[Tensor]()
+        self._most, self._hashes, self._images = IMAGES, torch.empty(0, dtype=torch.int64), list[Inputs]()
         self._batch = SMALLEST_BATCH
 
-    def add(self, hashes: Tensor, images: Tensor) -> None:
+    def add(self, hashes: Tensor, batch: Tensor | Inputs) -> None:
         """Keep images of a batch if their hashes `(batch,)` are small enough. Copies of an image are kept once."""
-        self._batch = max(self._batch, len(images))
-        self._most = min(self._most, max(FEWEST, BYTES // max(1, images[0].nbytes)))
+        inputs = Inputs.of(batch)
+        self._batch = max(self._batch, len(inputs))
+        self._most = min(self._most, max(FEWEST, BYTES // max(1, largest_image(inputs))))
         known = set(self._hashes.tolist())
         largest = self._hashes[-1] if len(self._hashes) >= self._most else None
         fresh = [
@@ -80,7 +82,7 @@ class ImageSample:
         ]
         together = torch.cat([self._hashes, hashes[fresh]])
         # A copy: a view would keep the whole batch in memory.
-        both = [*self._images, *(images[k].to("cpu", copy=True) for k in fresh)]
+        both = [*self._images, *(inputs.part(k, k + 1).to(torch.device("cpu"), copy=True) for k in fresh)]
         ordered, order = together.sort(stable=True)
         distinct = torch.ones(len(ordered), dtype=torch.bool)
         distinct[1:] = ordered[1:] != ordered[:-1]
@@ -91,24 +93,19 @@ class ImageSample:
         return len(self._images)
 
     @property
-    def shapes(self) -> set[tuple[int, ...]]:
-        """Shapes of the images."""
-        return {tuple(image.shape) for image in self._images}
+    def reason_against(self) -> str | None:
+        """The reason why the images cannot be perturbed; None if they can."""
+        return reason_against(self._images)
 
-    @property
-    def floating(self) -> bool:
-        """Whether all images are floating-point tensors."""
-        return all(image.is_floating_point() for image in self._images)
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self) -> Iterator[tuple[Tensor, Inputs]]:
         """Batches of images of one shape, each with the images' numbers in the order of their hashes."""
-        by_shape: dict[tuple[int, ...], list[int]] = {}
+        by_kind: dict[Hashable, list[int]] = {}
         for number, image in enumerate(self._images):
-            by_shape.setdefault(tuple(image.shape), []).append(number)
-        for numbers in by_shape.values():
+            by_kind.setdefault(kind_of(image), []).append(number)
+        for numbers in by_kind.values():
             for start in range(0, len(numbers), self._batch):
                 some = numbers[start : start + self._batch]
-                yield torch.tensor(some), torch.stack([self._images[k] for k in some])
+                yield torch.tensor(some), together([self._images[k] for k in some])
 
 
 def decide(
@@ -129,24 +126,23 @@ def decide(
     done, in images.
     """
     usable = [rule for rule in candidates if _applies(rule, traced, targets, select)]
-    if (reason := _reason_to_skip(targets, sample, usable, max_changed)) is not None:
+    reasons = gathered(_reason_to_skip(targets, sample, usable, max_changed))
+    if (reason := next((found for found in reasons if found is not None), None)) is not None:
         return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
     device = device_of(traced.model)
     batches = list(sample.batches())
-    scale = (
-        Scale(*(part.to(device) for part in Scale.of_batches([images for _, images in batches]))) if batches else None
-    )
+    scales = scales_of([inputs for _, inputs in batches], device)
     error: Exception | None = None
     own: list[Tensor] = []
     try:
-        own = [_said(traced.model, images.to(device, copy=True), answer)[0] for _, images in batches]
+        own = [_said(traced.model, inputs.to(device, copy=True), answer)[0] for _, inputs in batches]
     except ValueError as found:  # the output is not class scores
         error = found
     if failed := next((str(found) for found in gathered(error) if found is not None), None):
         return replace(targets, decision=Decision(max_changed=max_changed, note=failed))
-    targets = _with_drift(traced, targets, batches, scale, device)
-    levels = (MILD, _strong_level(traced.model, batches, own, scale, answer, device))
-    trials = _trials(traced, targets, sample, batches, own, scale, levels, usable, answer, select, report)
+    targets = _with_drift(traced, targets, batches, scales, device)
+    levels = (MILD, _strong_level(traced.model, batches, own, scales, answer, device))
+    trials = _trials(traced, targets, sample, batches, own, scales, levels, usable, answer, select, report)
     parts = [Decision(part, max_changed) for part in gathered(trials) if part]
     decision = parts[0]
     for part in parts[1:]:
@@ -158,9 +154,9 @@ def _trials(
     traced: Trace,
     targets: Targets,
     sample: ImageSample,
-    batches: list[tuple[Tensor, Tensor]],
+    batches: list[tuple[Tensor, Inputs]],
     own: list[Tensor],
-    scale: Scale | None,
+    scales: Scales,
     levels: tuple[float, float],
     candidates: list[Evidence],
     answer: Answer,
@@ -168,7 +164,7 @@ def _trials(
     report: Callable[[int, int], None],
 ) -> tuple[Trial, ...]:
     """Try the model as it is, and every candidate, on this rank's images."""
-    if scale is None:
+    if not batches:
         return ()
     device = device_of(traced.model)
     there = replace(targets, norms={name: target.to(device) for name, target in targets.norms.items()})
@@ -177,11 +173,11 @@ def _trials(
     kept = torch.zeros(len(rules), 1 + len(levels), len(sample), dtype=torch.float64)
     moved = torch.zeros(len(rules), dtype=torch.float64)
     done, total = 0, len(sample) * len(rules) * (1 + len(levels) * PER_IMAGE)
-    for (numbers, images), said in zip(batches, own, strict=True):
-        for level, weight, inputs, rows in _variants(images.to(device), numbers, scale, levels):
+    for (numbers, batch), said in zip(batches, own, strict=True):
+        for level, weight, inputs, rows in _variants(batch.to(device), numbers, scales, levels):
             uncorrected: Any = None
             for k, network in enumerate(networks):
-                now, output = _said(network, inputs.clone(), answer)
+                now, output = _said(network, inputs.to(None, copy=True), answer)
                 found = agreement(now, said[rows.to(said.device)])
                 kept[k, level].index_add_(0, numbers[rows], weight * found.cpu())
                 if level == 0:
@@ -212,10 +208,10 @@ def _changed(rule: Evidence, lost: Tensor) -> float:
     return float(lost.sum())
 
 
-def _said(network: nn.Module, inputs: Tensor, answer: Answer) -> tuple[Tensor, Any]:
+def _said(network: nn.Module, inputs: Inputs, answer: Answer) -> tuple[Tensor, Any]:
     """A network's answers and its whole output."""
     with torch.inference_mode():
-        output = network(inputs)
+        output = network(*inputs.args, **inputs.kwargs)
         said = answer(output)
     if not isinstance(said, Tensor) or said.dim() == 0 or len(said) != len(inputs) or said.is_floating_point():
         what = f"{said.dtype} of shape {tuple(said.shape)}" if isinstance(said, Tensor) else type(said).__name__
@@ -227,36 +223,36 @@ def _said(network: nn.Module, inputs: Tensor, answer: Answer) -> tuple[Tensor, A
 
 
 def _variants(
-    images: Tensor, numbers: Tensor, scale: Scale, levels: tuple[float, ...]
-) -> Iterator[tuple[int, float, Tensor, Tensor]]:
+    batch: Inputs, numbers: Tensor, scales: Scales, levels: tuple[float, ...]
+) -> Iterator[tuple[int, float, Inputs, Tensor]]:
     """Yield the clean batch and its perturbed copies: level, weight of one answer, inputs, rows of the batch."""
-    yield 0, 1.0, images, torch.arange(len(images))
+    yield 0, 1.0, batch, torch.arange(len(batch))
     names = list(PERTURBATIONS)
     for number, level in enumerate(levels, start=1):
         for k, name in enumerate(names):
             rows = torch.nonzero((numbers + k) % len(names) < PER_IMAGE).flatten()
             if len(rows):
-                some = perturb(images[rows.to(images.device)], name, scale, numbers=numbers[rows], level=level)
+                some = perturb_all(batch.take(rows), name, scales, numbers=numbers[rows], level=level)
                 yield number, 1 / PER_IMAGE, some, rows
 
 
 def _strong_level(
     model: nn.Module,
-    batches: list[tuple[Tensor, Tensor]],
+    batches: list[tuple[Tensor, Inputs]],
     own: list[Tensor],
-    scale: Scale | None,
+    scales: Scales,
     answer: Answer,
     device: torch.device | None,
 ) -> float:
     """The first of the strong levels that changes enough of the model's own answers, over the images of all ranks."""
     for level in STRONG[:-1]:
         lost, left = 0.0, LEVEL_IMAGES
-        for (numbers, images), said in zip(batches, own, strict=True):
-            if left <= 0 or scale is None:
+        for (numbers, batch), said in zip(batches, own, strict=True):
+            if left <= 0:
                 break
-            some, indices = images[:left].to(device), numbers[:left]
+            some, indices = batch.part(0, left).to(device), numbers[:left]
             left -= len(some)
-            for number, weight, inputs, rows in _variants(some, indices, scale, (level,)):
+            for number, weight, inputs, rows in _variants(some, indices, scales, (level,)):
                 if number:
                     now, _ = _said(model, inputs, answer)
                     lost += weight * float((1 - agreement(now, said[rows.to(said.device)])).sum())
@@ -269,8 +265,8 @@ def _strong_level(
 def _with_drift(
     traced: Trace,
     targets: Targets,
-    batches: list[tuple[Tensor, Tensor]],
-    scale: Scale | None,
+    batches: list[tuple[Tensor, Inputs]],
+    scales: Scales,
     device: torch.device | None,
 ) -> Targets:
     """Measure how far each statistic moves when an image is perturbed, over the images of all ranks."""
@@ -281,14 +277,14 @@ def _with_drift(
 
     sums: dict[str, Tensor] = {}
     left, seen = DRIFT_IMAGES, 0
-    for numbers, images in batches:
-        if left <= 0 or scale is None:
+    for numbers, batch in batches:
+        if left <= 0:
             break
-        some, indices = images[:left].to(device), numbers[:left]
+        some, indices = batch.part(0, left).to(device), numbers[:left]
         left -= len(some)
         clean = probe(some, look)
         for name in PERTURBATIONS:
-            found = probe(perturb(some, name, scale, numbers=indices, level=DRIFT_LEVEL), look)
+            found = probe(perturb_all(some, name, scales, numbers=indices, level=DRIFT_LEVEL), look)
             seen += len(some)
             for site, statistics in found.items():
                 moved = (statistics - clean[site]).square().sum(dim=0).cpu()
@@ -323,10 +319,4 @@ def _reason_to_skip(
         return (
             f"{images} different images cannot show that at most {max_changed:.2%} of the answers change; give {fewest}"
         )
-    if strange := next((shape for shape in sample.shapes if len(shape) != 3), None):
-        return f"its inputs have shape {strange} per image, and only (channels, height, width) can be perturbed"
-    if len({shape[0] for shape in sample.shapes}) > 1:
-        return "its inputs differ in their number of channels, and cannot be perturbed alike"
-    if not sample.floating:
-        return "its inputs are not floating-point images, and cannot be perturbed"
-    return None
+    return sample.reason_against

@@ -8,7 +8,7 @@ from trueup.graph.clone import clone, device_of, modules_of, unwrapped
 from trueup.graph.examine import examine
 from trueup.graph.folds import is_list_of_images
 from trueup.graph.fusion import batch_norm_of
-from trueup.graph.inputs import Inputs, tensors_in
+from trueup.graph.inputs import Inputs, rebuilt, tensors_in
 from trueup.graph.instrument import Instrumented, Reading
 from trueup.graph.ordinary import leaf
 from trueup.graph.probe import Probe
@@ -36,6 +36,7 @@ __all__ = [
     "is_list_of_images",
     "leaf",
     "modules_of",
+    "rebuilt",
     "tensors_in",
     "trace",
     "unwrapped",

@@ -24,11 +24,21 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     else:
         memo |= {id(tensor): tensor for tensor in (*loose_tensors(model), *model.buffers())}
     twin = copy.deepcopy(model, memo)
+    _share_scripted_parts(model, twin, buffers=not own_buffers)
     for module in modules_of(twin):
         for name, child in module.named_children():
             if (inner := _compiled(child)) is not None:
                 module._modules[name] = _Plain(inner)
     return twin
+
+
+def _share_scripted_parts(model: nn.Module, twin: nn.Module, *, buffers: bool) -> None:
+    """Give TorchScript parts of the twin the model's tensors: a deep copy of such a part has copied them."""
+    for ours, theirs in zip(modules_of(model), modules_of(twin), strict=True):
+        if isinstance(ours, torch.jit.ScriptModule):
+            shared = [*ours.named_parameters(recurse=False), *(ours.named_buffers(recurse=False) if buffers else ())]
+            for name, tensor in shared:
+                setattr(theirs, name, tensor)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

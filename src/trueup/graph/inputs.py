@@ -52,16 +52,26 @@ class Inputs:
 
     def part(self, start: int, stop: int) -> Inputs:
         """Some of the images: what has an entry per image is cut, everything else is kept."""
-        count = len(self)
+        return self._cut(lambda value: value[start:stop])
 
-        def cut(value: Any) -> Any:
+    def take(self, rows: Tensor) -> Inputs:
+        """The images with these numbers."""
+        numbers = rows.tolist()
+        return self._cut(lambda value: value[rows.to(value.device)], lambda value: [value[k] for k in numbers])
+
+    def _cut(self, cut: Callable[[Any], Any], cut_list: Callable[[Any], Any] | None = None) -> Inputs:
+        count, of_list = len(self), cut_list or cut
+
+        def walk(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return value[start:stop] if value.dim() and value.shape[0] == count else value
+                return cut(value) if value.dim() and value.shape[0] == count else value
             if is_list_of_images(value) and len(value) == count:
-                return type(value)(value[start:stop])
-            return _rebuilt(value, cut)
+                return type(value)(of_list(value))
+            return rebuilt(value, walk)
 
-        return Inputs(tuple(cut(value) for value in self.args), {key: cut(value) for key, value in self.kwargs.items()})
+        return Inputs(
+            tuple(walk(value) for value in self.args), {key: walk(value) for key, value in self.kwargs.items()}
+        )
 
     def describe(self) -> str:
         """Shapes and types in words."""
@@ -72,7 +82,7 @@ class Inputs:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
         def walk(value: Any) -> Any:
-            return function(value) if isinstance(value, Tensor) else _rebuilt(value, walk)
+            return function(value) if isinstance(value, Tensor) else rebuilt(value, walk)
 
         return Inputs(
             tuple(walk(value) for value in self.args), {key: walk(value) for key, value in self.kwargs.items()}
@@ -94,8 +104,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, entry.name))
 
 
-def _rebuilt(value: Any, walk: Callable[[Any], Any]) -> Any:
-    """A list, tuple or dictionary with each entry walked; anything else as it is."""
+def rebuilt(value: Any, walk: Callable[[Any], Any]) -> Any:
+    """A list, tuple or dictionary with `walk` applied to each entry; anything else as it is."""
     if isinstance(value, Mapping):
         return {key: walk(part) for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

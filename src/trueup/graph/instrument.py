@@ -86,7 +86,7 @@ class Instrumented(LikeItsModel):
         report: Reading | None = None,
     ) -> None:
         super().__init__()
-        self.model = trace.model
+        self._inner = trace.model
         self._activations, self._leaves, self._known = trace.activations, trace.leaves, trace.sites
         self._read_sites = [] if reading is None else list(reading.sites)
         self._reported_sites = [] if report is None else list(report.sites)
@@ -113,7 +113,7 @@ class Instrumented(LikeItsModel):
     @property
     def device(self) -> torch.device | None:
         """Device of the model."""
-        return device_of(self.model)
+        return device_of(self._inner)
 
     @property
     def _all_read(self) -> list[str]:
@@ -122,7 +122,7 @@ class Instrumented(LikeItsModel):
         read = list(dict.fromkeys([*self._read_sites, *self._reported_sites]))
         if missing := [name for name in read if name not in names]:
             raise ValueError(
-                f"the gate reads the site {missing[0]!r}, which was not found in this {type(self.model).__name__}; it "
+                f"the gate reads the site {missing[0]!r}, which was not found in this {type(self._inner).__name__}; it "
                 f"has {', '.join(names) or 'no sites'}; give the same activations= and leaves= as to calibrate"
             )
         return read
@@ -137,17 +137,17 @@ class Instrumented(LikeItsModel):
         """Make this module's forward."""
         quiet = trace.graph is not None and is_repeatable(self.model, trace.graph)
         if trace.graph is None:
-            corrected, fixed = watched_pass(self, Watch(self.model, trace, self._functions)), {}
+            corrected, fixed = watched_pass(self, Watch(self._inner, trace, self._functions, self._used)), {}
         else:
-            corrected, fixed = self._rewired(*trace.copy()), fixed_inputs(self.model)
-        parameters = inspect.signature(self.model.forward).parameters
+            corrected, fixed = self._rewired(*trace.copy()), fixed_inputs(self._inner)
+        parameters = inspect.signature(self._inner.forward).parameters
         inputs = list(parameters)
         # A trace has the first input; a model may have something to say about a call without.
         optional = trace.graph is not None and bool(inputs) and parameters[inputs[0]].default is None
 
         def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
             if self.training:
-                output = self.model(*args, **kwargs)
+                output = self._inner(*args, **kwargs)
                 return output if self.report is None else (output, None)
             missing = optional and (args[0] if args else kwargs.get(inputs[0])) is None
             if missing or (fixed and differ_from(fixed, inputs, args, kwargs)):
@@ -161,20 +161,25 @@ class Instrumented(LikeItsModel):
     @property
     def _functions(self) -> bool:
         """Whether some sites that are used are calls of functions."""
-        paths = {path for path, _ in nn.Module.named_modules(self.model)}
-        return any(name.partition("#")[0] not in paths for name in (*self.placed_at, *self._all_read))
+        paths = {path for path, _ in nn.Module.named_modules(self._inner)}
+        return any(name.partition("#")[0] not in paths for name in self._used)
+
+    @property
+    def _used(self) -> list[str]:
+        """Names of the sites where something is placed or read."""
+        return [*self.placed_at, *self._all_read]
 
     def _untraced(self) -> Callable[..., Any]:
         """A forward pass of a clone, because hooks would keep the traced one from fusing."""
-        twin = clone(self.model)
+        twin = clone(self._inner)
         trace = Trace(twin, self._known, self._activations, self._leaves)
-        return watched_pass(self, Watch(twin, trace, self._functions), twin)
+        return watched_pass(self, Watch(twin, trace, self._functions, self._used), twin)
 
     def _rewired(self, graph: fx.Graph, places: list[Place]) -> Callable[..., Any]:
         """The graph, with the placed modules in it, as a function of this module and the inputs."""
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
-                node.target = f"model.{node.target}"
+                node.target = f"_inner.{node.target}"
         value: tuple[fx.Node, ...] = ()
         last = None
         batch = insert_batch(graph) if any(place.site.folded for place in places) else None
@@ -221,20 +226,20 @@ class Instrumented(LikeItsModel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        unwatch(self.model)
-        modes = [(module, module.training) for module in modules_of(self.model)]
-        self.model.eval()
-        self._build(retrace(self.model, self._activations, self._leaves, self._known))
+        unwatch(self._inner)
+        modes = [(module, module.training) for module in modules_of(self._inner)]
+        self._inner.eval()
+        self._build(retrace(self._inner, self._activations, self._leaves, self._known))
         for module, mode in modes:
             module.training = mode
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Instrumented:
         # torch moves and casts parameters in place; shared ones would drag the model along.
-        if any(fn(tensor) is not tensor for tensor in [*self.model.parameters(), *self.model.buffers()]):
-            self.model = copy.deepcopy(self.model, {id(t): t for t in loose_tensors(self.model)})
+        if any(fn(tensor) is not tensor for tensor in [*self._inner.parameters(), *self._inner.buffers()]):
+            self._inner = copy.deepcopy(self._inner, {id(t): t for t in loose_tensors(self._inner)})
             if not self._known.traced:
-                unwatch(self.model)
-                self._build(Trace(self.model, self._known, self._activations, self._leaves))
+                unwatch(self._inner)
+                self._build(Trace(self._inner, self._known, self._activations, self._leaves))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
 

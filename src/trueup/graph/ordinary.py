@@ -8,35 +8,36 @@ from typing import Any, TypeVar
 
 from torch import Tensor, fx, nn
 
-_OWN = "model."
+_OWN = "_inner."  # not "model": many models have a part of that name, and tools look parts up by their names
 # Submodules of the wrapper; a model may have such names too.
-_RESERVED = ("model", "placed", "readers", "combine", "report")
+_RESERVED = ("_inner", "placed", "readers", "combine", "report")
 
 
 class LikeItsModel(nn.Module):
-    """A module around `self.model` that tools cannot tell from it.
+    """A module around `self._inner`, the model, that tools cannot tell from it.
 
     Names of parameters, buffers and submodules are the model's, as in its `state_dict`. Public attributes that this
-    module has not are the model's. `forward` is set with `_give_forward`, and belongs to a class of this object alone,
-    as in torch.fx's own modules: tools look it up there.
+    module has not are the model's; `model` is the model itself, unless it has a part of that name. `forward` is set
+    with `_give_forward`, and belongs to a class of this object alone, as in torch.fx's own modules: tools look it up
+    there.
     """
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            model = self.__dict__.get("_modules", {}).get("model")
+            model = self.__dict__.get("_modules", {}).get("_inner")
             if model is None or name.startswith("_"):
                 raise
-            return getattr(model, name)
+            return model if name == "model" and not hasattr(model, "model") else getattr(model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        model = self.__dict__.get("_modules", {}).get("model")
+        model = self.__dict__.get("_modules", {}).get("_inner")
         if name not in _RESERVED and model is not None and name in model._modules:
             setattr(model, name, value)
             return
         super().__setattr__(name, value)
-        if name == "model":  # its own parameters and buffers are this module's as well
+        if name == "_inner":  # its own parameters and buffers are this module's as well
             self.__dict__.update(_parameters=value._parameters, _buffers=value._buffers)
 
     def named_modules(
@@ -45,7 +46,7 @@ class LikeItsModel(nn.Module):
         """All modules, those of the model by the names they have there. The model itself shares this module's name."""
         cut = f"{prefix}." if prefix else ""
         for name, module in super().named_modules(memo, prefix, remove_duplicate):
-            if name == f"{cut}model":
+            if name == f"{cut}{_OWN}".removesuffix("."):
                 yield prefix, module
             elif name.startswith(f"{cut}{_OWN}"):
                 yield cut + name.removeprefix(f"{cut}{_OWN}"), module
@@ -54,7 +55,7 @@ class LikeItsModel(nn.Module):
 
     def _give_forward(self, forward: Callable[..., Any]) -> None:
         """Make `forward(self, ...)` this object's, with the signature of the model's."""
-        functools.update_wrapper(forward, type(self.model).forward)
+        functools.update_wrapper(forward, type(self._inner).forward)
         plain = plain_class(self)
         names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
         self.__class__ = type(plain.__name__, (plain,), {"forward": forward, "_made_for_one": True, **names})

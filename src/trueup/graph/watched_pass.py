@@ -15,7 +15,7 @@ from trueup.targets import Site, Sites
 class Instrument(Protocol):
     """What is placed in a model, and where."""
 
-    model: nn.Module
+    _inner: nn.Module
     placed: nn.ModuleList
     placed_at: list[str]
     readers: nn.ModuleList
@@ -67,7 +67,7 @@ def watched_pass(instrument: Instrument, watch: Watch, model: nn.Module | None =
             out: Tensor = self.placed[numbers[name]](seen, *([] if name in early else value))
             return refold(out, a, dim) if name in folded else out
 
-        output = watch(model if model is not None else self.model, visit, *args, **kwargs)
+        output = watch(model if model is not None else self._inner, visit, *args, **kwargs)
         if self.report is None:
             return output
         if not all(known in read for known in reported) or (gate and not value):

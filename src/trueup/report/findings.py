@@ -17,7 +17,7 @@ from trueup._answers import most_likely
 from trueup._correct import Corrected, correct
 from trueup._loading import images_of
 from trueup._measure import Meter, Shift
-from trueup.graph import Activation, device_of
+from trueup.graph import Activation, clone, device_of
 from trueup.monitor import Monitor, Snapshot
 from trueup.monitor.binomial import share_of
 from trueup.report.thumbnail import thumbnail
@@ -103,7 +103,7 @@ def find(
     if targets.norms:
         reporting = correct(model, targets, robust.rule, activations=activations, leaves=leaves, report=True)
     meter = Meter(model, targets, activations=activations, leaves=leaves)
-    networks = _Networks(robust.model.eval(), robust, reporting, meter)
+    networks = _Networks(clone(model).eval(), robust, reporting, meter)
     device = device_of(model)
     given = [images] if against is None else [images, against]
     sets, first = [], None

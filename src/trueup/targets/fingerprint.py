@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -12,12 +13,16 @@ from torch import Tensor, nn
 # Rounding to bfloat16 moves a projection by about 0.001 of the norm; another training run, by as much as the norm.
 TOLERANCE = 0.01
 ROUGH = 0.1  # for weights that are kept in eight bits or fewer
+LARGEST = 65504.0  # half precision's; larger values, such as the infinity of an attention mask, count as this
 SMALL = 1 << 16  # values; larger tensors are copied to double precision one at a time
 
 
 @dataclass(frozen=True)
 class Print:
-    """Summary of one parameter or buffer: its shape, its norm, and one fixed projection of its values."""
+    """Summary of one parameter or buffer: its shape, its norm, and one fixed projection of its values.
+
+    An infinite norm stands for any values: those of a buffer that the forward pass itself changes.
+    """
 
     shape: tuple[int, ...]
     norm: float
@@ -32,7 +37,8 @@ class Print:
     def matches(self, other: Print) -> bool:
         """Whether the values are equal up to rounding to another precision."""
         tolerance = ROUGH if self.rough or other.rough else TOLERANCE
-        close = abs(self.projection - other.projection) <= tolerance * max(self.norm, other.norm)
+        size = max(self.norm, other.norm)
+        close = size == math.inf or abs(self.projection - other.projection) <= tolerance * size
         return self.shape == other.shape and close
 
 
@@ -57,6 +63,16 @@ class Fingerprint:
         values = {name: t for name, t in values.items() if t.is_floating_point()}
         found = zip(values, _prints(list(values.values())), strict=True)
         return cls({name: replace(each, rough=True) if name in rough else each for name, each in found})
+
+    def without_values_that_change(self, model: nn.Module) -> Fingerprint:
+        """The fingerprint that also fits other values of the buffers which `model` has changed since it was taken.
+
+        Some models count their calls or keep a running average of their features, even in evaluation mode.
+        """
+        held = {n: b for n, b in model.named_buffers() if n in self.tensors and not _is_quantised(b)}
+        now = zip(held, _prints([buffer.detach() for buffer in held.values()]), strict=True)
+        other = {name: replace(found, norm=math.inf) for name, found in now if found != self.tensors[name]}
+        return Fingerprint({**self.tensors, **other})
 
     def difference(self, other: Fingerprint) -> str:
         """Describe the first difference from `other` in words; empty if there is none."""
@@ -112,6 +128,7 @@ def _prints(tensors: list[Tensor]) -> list[Print]:
     found: dict[torch.device, list[Tensor]] = {device: [] for device in longest}
     for group in alike.values():
         values = torch.stack([tensors[number].detach().reshape(-1) for number in group]).double()
+        values = values.nan_to_num(nan=0.0).clamp(-LARGEST, LARGEST)
         norms = torch.linalg.vector_norm(values, dim=1)
         projections = values @ directions[values.device][: values.shape[1]]
         found[values.device].append(torch.stack([norms, projections], dim=1))

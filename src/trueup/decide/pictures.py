@@ -1,0 +1,170 @@
+"""The pictures among a model's inputs: which tensors can be perturbed, and a batch with all of them perturbed.
+
+A picture is a floating-point tensor `(batch, channels, height, width)`, a list of images `(channels, height, width)`,
+or a video `(batch, channels, frames, height, width)` or `(batch, frames, channels, height, width)`. A model may have
+several: an image and its depth, two frames. Everything else that it takes stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueup.decide.perturb import Scale, perturb
+from trueup.graph import Inputs, is_list_of_images, rebuilt
+
+SMALLEST = 4  # rows and columns of a picture beside others; a mask (batch, 1, 1, tokens) is none
+MOST_CHANNELS = 4  # of a video, to tell its channels from its frames
+
+Scales = Mapping[int, Scale]
+"""Units of each picture, by its place among the tensors that have an entry per image."""
+
+
+def kind_of(single: Inputs) -> Hashable:
+    """What the inputs of two images must have in common to go into one batch: shapes, types, everything shared."""
+
+    def describe(value: Any) -> Hashable:
+        if isinstance(value, Tensor):
+            shape, kind = tuple(value.shape), str(value.dtype)
+            return (shape, kind) if _per_image(value, 1) else (shape, kind, _digest(value))
+        if is_list_of_images(value) and len(value) == 1:
+            return type(value).__name__, tuple(value[0].shape), str(value[0].dtype)
+        if isinstance(value, Mapping):
+            return tuple((key, describe(part)) for key, part in value.items())
+        if isinstance(value, list | tuple):
+            return type(value).__name__, tuple(map(describe, value))
+        return repr(value)
+
+    return describe(list(single.args)), describe(dict(single.kwargs))
+
+
+def together(singles: Sequence[Inputs]) -> Inputs:
+    """One batch of several images of one kind."""
+    values = [_values(single) for single in singles]
+    return _change(singles[0], lambda place, _: torch.cat([each[place] for each in values]))
+
+
+def largest_image(inputs: Inputs) -> int:
+    """Bytes of the largest image of a batch, with everything that belongs to it."""
+    if inputs.images is not None:  # all are alike
+        return inputs.images[0].nbytes
+    return max(sum(tensor.nbytes for tensor in inputs.part(k, k + 1).tensors) for k in range(len(inputs)))
+
+
+def reason_against(singles: Iterable[Inputs]) -> str | None:
+    """The reason why these inputs, of one image each, cannot be perturbed; None if they can."""
+    channels: dict[int, set[int]] = {}
+    for single in singles:
+        values = _values(single)
+        pictures = {place: value for place, value in values.items() if _is_picture(value, alone=len(values) == 1)}
+        if not pictures:
+            return (
+                f"it takes {_in_words(values)}, and only floating-point images or videos can be perturbed; pass a rule "
+                "to correct"
+            )
+        for place, value in pictures.items():
+            channels.setdefault(place, set()).add(_as_images(value).shape[1])
+    if any(len(found) > 1 for found in channels.values()):
+        return "its inputs differ in their number of channels, and cannot be perturbed alike; pass a rule to correct"
+    return None
+
+
+def scales_of(batches: Sequence[Inputs], device: torch.device | None) -> Scales:
+    """Measure the units of each picture in batches of clean images.
+
+    A tensor with two values or fewer is taken for a mask, and left alone, if there is another picture.
+    """
+    parts: dict[int, list[Tensor]] = {}
+    for batch in batches:
+        values = _values(batch)
+        for place, value in values.items():
+            if _is_picture(value, alone=len(values) == 1):
+                parts.setdefault(place, []).append(_as_images(value))
+    found = {place: Scale.of_batches(some) for place, some in parts.items()}
+    masks = {place for place, some in parts.items() if all(_is_mask(part, found[place]) for part in some)}
+    kept = {place: scale for place, scale in found.items() if place not in masks} or found
+    return {place: Scale(*(part.to(device) for part in scale)) for place, scale in kept.items()}
+
+
+def perturb_all(inputs: Inputs, name: str, scales: Scales, *, numbers: Tensor, level: float) -> Inputs:
+    """Apply one perturbation to all pictures of a batch. Each picture of an image has a draw of its own."""
+    order = {place: k for k, place in enumerate(sorted(scales))}
+
+    def change(place: int, value: Tensor) -> Tensor:
+        if place not in scales:
+            return value
+        images = _as_images(value)
+        made = perturb(images, name, scales[place], numbers=numbers, level=level, seed=order[place])
+        return _as_before(made, value)
+
+    return _change(inputs, change)
+
+
+def _values(inputs: Inputs) -> dict[int, Tensor]:
+    """Tensors `(batch, ...)` that have an entry per image, by their place; a list of images is stacked."""
+    found: dict[int, Tensor] = {}
+    _change(inputs, lambda place, value: found.setdefault(place, value))
+    return found
+
+
+def _change(inputs: Inputs, function: Callable[[int, Tensor], Tensor]) -> Inputs:
+    """Inputs with a function of its place and value applied to each tensor that has an entry per image."""
+    count, places = len(inputs), itertools.count()
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(next(places), value) if _per_image(value, count) else value
+        if is_list_of_images(value) and len(value) == count:
+            return type(value)(function(next(places), torch.stack(list(value))).unbind())
+        return rebuilt(value, walk)
+
+    return Inputs(tuple(map(walk, inputs.args)), {key: walk(value) for key, value in inputs.kwargs.items()})
+
+
+def _per_image(value: Tensor, count: int) -> bool:
+    return value.dim() > 0 and value.shape[0] == count
+
+
+def _is_picture(value: Tensor, *, alone: bool) -> bool:
+    if not value.is_floating_point() or value.dim() not in (4, 5):
+        return False
+    if value.dim() == 5 and min(value.shape[1:3]) > MOST_CHANNELS:
+        return False
+    return alone or min(value.shape[-2:]) >= SMALLEST
+
+
+def _is_mask(images: Tensor, scale: Scale) -> bool:
+    return bool(((images == scale.low) | (images == scale.high)).all())
+
+
+def _as_images(value: Tensor) -> Tensor:
+    """A picture as images; the frames of a video are stacked on top of each other."""
+    return value if value.dim() == 4 else value.movedim(_channels_at(value), 1).flatten(2, 3)
+
+
+def _as_before(images: Tensor, value: Tensor) -> Tensor:
+    """Images in the shape of the picture that they were made from."""
+    if value.dim() == 4:
+        return images
+    at = _channels_at(value)
+    return images.reshape(value.movedim(at, 1).shape).movedim(1, at)
+
+
+def _channels_at(video: Tensor) -> int:
+    """Dimension of a video's channels, 1 or 2: three if possible, else the first that may be."""
+    first, second = video.shape[1:3]
+    return 1 if first == 3 or (second != 3 and first <= MOST_CHANNELS) else 2
+
+
+def _in_words(values: Mapping[int, Tensor]) -> str:
+    return " and ".join(f"{value.dtype} of shape {tuple(value.shape[1:])} per image" for value in values.values())
+
+
+def _digest(value: Tensor) -> bytes:
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(content, digest_size=8).digest()
