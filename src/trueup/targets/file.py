@@ -90,6 +90,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         if version >= 4 and metadata.get("checksum") != checksum(tensors, metadata):
             raise ValueError("its contents do not match its checksum")
         groups = {group: dict(_targets(group, version, metadata, tensors)) for group in _GROUPS}
+        _check_names(groups, tensors)
         if not (groups["activations"] or groups["norms"]):
             raise ValueError("it holds no targets")
         _check("sampled", tensors["sampled"], torch.int64, 1)
@@ -106,7 +107,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
             "decision": Decision.from_json(metadata["decision"]) if "decision" in metadata else None,
             "sites": Sites.from_json(metadata["sites"]) if version >= 4 and "sites" in metadata else Sites(),
         }
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise ValueError(f"{path} is a damaged trueup targets file: {what}; calibrate again") from error
 
@@ -161,6 +162,8 @@ def _targets(
                 _check(name, drift, torch.float64, 2, negative=False)
                 if not _is_count(drifted) or drift.shape != total[:4].shape:
                     raise ValueError(f"the drift of site {name!r} has shape {tuple(drift.shape)} of {drifted!r} images")
+            elif type(drifted) is not int or drifted != 0 or record.get("drift") is not None:
+                raise ValueError(f"site {name!r} has no drift, but {drifted!r} images of it")
             yield name, NormTarget(shape, total, images, sample, drift, drifted)
 
 
@@ -177,8 +180,18 @@ def _check(
         raise ValueError(f"the quantiles of {name!r} are not ascending")
 
 
+def _check_names(groups: Mapping[str, Mapping[str, object]], tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a tensor belongs to no target: then the target of a site was lost."""
+    prefixes = {f"{name}/{_GROUPS[group]}" for group, targets in groups.items() for name in targets}
+    for name in tensors.keys() - {"sampled"}:
+        site, _, part = name.rpartition("/")
+        prefix = f"{site}/gate_" if part.startswith("gate_") else f"{site}/"
+        if prefix not in prefixes:
+            raise ValueError(f"the tensor {name!r} belongs to no site")
+
+
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 53
 
 
 def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -25,9 +26,10 @@ class Print:
     rough: bool = False  # read from a quantised tensor; not written to files
 
     def __post_init__(self) -> None:
-        counts = all(isinstance(side, int) for side in self.shape)
-        if not counts or not all(isinstance(value, int | float) for value in (self.norm, self.projection)):
-            raise TypeError(f"a fingerprint's numbers are {self.shape}, {self.norm!r} and {self.projection!r}")
+        counts = all(type(side) is int and side >= 0 for side in self.shape)
+        numbers = all(type(value) in (int, float) and math.isfinite(value) for value in (self.norm, self.projection))
+        if not counts or not numbers or self.norm < 0:
+            raise ValueError(f"a fingerprint's numbers are {self.shape}, {self.norm!r} and {self.projection!r}")
 
     def matches(self, other: Print) -> bool:
         """Whether the values are equal up to rounding to another precision."""
@@ -112,6 +114,7 @@ def _prints(tensors: list[Tensor]) -> list[Print]:
     found: dict[torch.device, list[Tensor]] = {device: [] for device in longest}
     for group in alike.values():
         values = torch.stack([tensors[number].detach().reshape(-1) for number in group]).double()
+        values = values.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)  # a mask may hold infinities
         norms = torch.linalg.vector_norm(values, dim=1)
         projections = values @ directions[values.device][: values.shape[1]]
         found[values.device].append(torch.stack([norms, projections], dim=1))

@@ -105,7 +105,8 @@ class Sites(tuple[Site, ...]):
         """Read what `to_json` wrote."""
         known = json.loads(text)
         sites = cls((_site(*row) for row in known["sites"]), **{k: known[k] for k in ("traced", "why", "left")})
-        if not (isinstance(sites.traced, bool) and isinstance(sites.why, str) and _are_texts(sites.left)):
+        kinds = (type(known["traced"]), type(known["why"]), type(known["left"]))
+        if kinds != (bool, str, list) or not _are_texts(sites.left) or len({site.name for site in sites}) < len(sites):
             raise TypeError(f"the record of sites is {text[:80]!r}")
         return sites
 
@@ -113,7 +114,8 @@ class Sites(tuple[Site, ...]):
 def _site(*row: Any) -> Site:
     site = Site(*row)
     texts = _are_texts((site.name, site.operation)) and site.kind in KINDS
-    if not texts or not isinstance(site.channel_dim, int) or {type(site.sparse), type(site.folded)} != {bool}:
+    flags = {type(site.sparse), type(site.folded)} == {bool}
+    if not texts or not flags or type(site.channel_dim) is not int or abs(site.channel_dim) > 64:
         raise TypeError(f"the record of a site is {row}")
     return site
 
