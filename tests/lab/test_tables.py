@@ -167,6 +167,14 @@ def test_processes_that_append_at_the_same_time_lose_and_double_nothing(tmp_path
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
 
 
+def test_an_append_waits_until_another_process_has_finished_its_own(tmp_path, waits):
+    path = tmp_path / "t.csv"
+    start_table(path, Sample)
+    assert waits(path, lambda: append_rows(path, ROWS))
+    assert waits(path, lambda: start_table(path, Sample))
+    assert len(read_table(path, Sample)) == 2
+
+
 def test_other_columns_are_refused_and_the_file_is_left_alone(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,")
