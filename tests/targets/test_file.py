@@ -421,7 +421,9 @@ def test_a_file_of_the_second_version_is_read_and_says_what_it_lacks(tmp_path):
     ungated = trueup.Evidence(budget=1)
     assert trueup.correct(model, old, ungated)(x).equal(trueup.correct(model, targets, ungated)(x))
     assert trueup.correct(model, old, trueup.Evidence(budget=0, least=0))(x).equal(model(x))
-    with pytest.raises(ValueError, match=r"reads how unusual an image is.*calibrate again.*Evidence\(budget=1\)"):
+    with pytest.raises(
+        ValueError, match=r"these targets have no statistics for it.*calibrate again.*Evidence\(budget=1\)"
+    ):
         trueup.correct(model, old, trueup.Evidence())
     shift = trueup.measure(model, old, x)
     assert shift.norms == tuple(targets.norms)

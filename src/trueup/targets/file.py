@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT = "trueup-targets"
 VERSION = 5
-"""Of the file format; newer ones are refused. 1 had no norms, 2 no gate, 3 no checksum, 4 no small files."""
+"""Version of the file format; newer files are refused. 1 had no norms, 2 no gate, 3 no checksum, 4 no small files."""
 
 _GROUPS = {"activations": "", "norms": "", "gate": "gate_"}  # each with a prefix of its tensors' names
 _FORMER_NAMES = {"activations": "sites", "norms": "channels", "gate": "gate"}  # up to version 3
@@ -76,7 +76,7 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: Ma
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
-    """Fields of `Targets` from a file. Raises ValueError, with the file's name and the reason, if anything is wrong."""
+    """Read the fields of `Targets`. Raises ValueError, with the file's name and the reason, if anything is wrong."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no targets at {path}; make them with trueup.calibrate(model, loader).save(path)")
     try:
@@ -97,8 +97,8 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         for name, target in ((name, target) for group in groups.values() for name, target in group.items()):
             if not 1 <= len(target.sample) <= min(len(tensors["sampled"]), target.images):
                 raise ValueError(
-                    f"site {name!r} keeps {len(target.sample)} of {target.images} images singly, and "
-                    f"{len(tensors['sampled'])} are named"
+                    f"site {name!r} has statistics of {len(target.sample)} single images, but {target.images} images "
+                    f"were seen and {len(tensors['sampled'])} are named"
                 )
         return {
             **groups,
@@ -163,7 +163,7 @@ def _targets(
                 if not _is_count(drifted) or drift.shape != total[:4].shape:
                     raise ValueError(f"the drift of site {name!r} has shape {tuple(drift.shape)} of {drifted!r} images")
             elif type(drifted) is not int or drifted != 0 or record.get("drift") is not None:
-                raise ValueError(f"site {name!r} has no drift, but {drifted!r} images of it")
+                raise ValueError(f"site {name!r} has no drift, but counts {drifted!r} images for it")
             yield name, NormTarget(shape, total, images, sample, drift, drifted)
 
 

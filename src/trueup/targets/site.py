@@ -1,4 +1,4 @@
-"""What a site is, and all the sites of a model with how they were found."""
+"""`Site`: one place in a model. `Sites`: all of them, with how they were found."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Select = Callable[[Site], bool]
 
 
 def check_select(select: object) -> None:
-    """Refuse what is no predicate."""
+    """Raise TypeError unless `select` is None or a predicate."""
     if select is not None and not callable(select):
         raise TypeError(
             f"select={select!r}: expected a predicate on a Site, such as select=lambda site: site.name in names, or "

@@ -1,4 +1,4 @@
-"""`Targets`: everything that is known of a model's activations on clean images, as a value that merges and compares."""
+"""`Targets`: statistics of a model's activations on clean images, as a value that merges and compares."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Targets:
     chooses again. Two are equal if their contents are.
     """
 
-    SAMPLE: ClassVar[int] = 512  # images whose statistics are kept per site: tells what one in a hundred looks like
-    GATE_SAMPLE: ClassVar[int] = 4096  # images kept for the gate: half of them rank, and tell one in a thousand
+    SAMPLE: ClassVar[int] = 512  # images whose statistics are kept per site: enough to rank one in a hundred
+    GATE_SAMPLE: ClassVar[int] = 4096  # images kept for the gate: half of them rank new images, to one in a thousand
 
     activations: Mapping[str, ActivationTarget]
     norms: Mapping[str, NormTarget]
@@ -75,7 +75,7 @@ class Targets:
 
     @property
     def images(self) -> int:
-        """How many images were seen."""
+        """Number of images seen."""
         return next((target.images for group in (self.activations, self.norms) for target in group.values()), 0)
 
     def __add__(self, other: Targets) -> Targets:
@@ -109,9 +109,9 @@ class Targets:
     def save(self, path: str | PathLike[str], *, small: bool = False) -> None:
         """Write one safetensors file. It contains only numbers and text; loading it runs no code.
 
-        `small` keeps fewer single images, to a byte per number: a sixth of the size, for `correct` and `measure`. The
-        corrected model is the same but for the sampling of those images (docs/targets.md). Keep a whole file to add
-        other targets to.
+        `small` keeps fewer sampled images, with one byte per number: a sixth of the size, for `correct` and `measure`.
+        The corrected model differs by the sampling of those images only (docs/targets.md). Keep a whole file if you
+        want to add other targets later.
         """
         file.write(path, *file.contents(self, reduced=small))
 
@@ -133,13 +133,13 @@ _Target = TypeVar("_Target", ActivationTarget, NormTarget)
 
 @dataclass(frozen=True)
 class _Kept:
-    """Which sampled images survive a merge: `order` counts the first part's `first` images, then the second part's."""
+    """Sampled images that survive a merge: `order` counts the first part's `first` images, then the second part's."""
 
     first: int
     order: Tensor
 
     def rows(self, a: Tensor, b: Tensor) -> Tensor:
-        """Their rows. A target may keep only the first of the sampled images, so `a` and `b` may be shorter."""
+        """Rows of these images. A target may hold only the first sampled images, so `a` and `b` may be shorter."""
         if not len(b):
             return a
         with torch.autocast("cpu", enabled=False):  # autocast cannot concatenate float16 on a CPU
