@@ -101,7 +101,7 @@ def test_rows_that_are_there_by_now_are_not_added_again(tmp_path):
     assert read_table(path, Sample) == [Sample('a, "b"', 3, 0.12, True), ROWS[1]]
 
 
-def test_only_what_was_added_since_is_read_for_keys(tmp_path, monkeypatch):
+def test_only_rows_added_since_are_read_for_keys(tmp_path, monkeypatch):
     path, key = tmp_path / "t.csv", operator.attrgetter("name")
     start_table(path, Sample)
     append_rows(path, ROWS, key=key)

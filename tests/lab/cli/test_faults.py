@@ -147,7 +147,7 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(call, few_digit
         assert "Traceback" not in result.output
 
 
-def test_a_missing_extra_is_said_before_the_work(call, tmp_path, monkeypatch):
+def test_a_missing_extra_is_reported_before_the_work(call, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = call("demo", "--out", tmp_path)
     assert result.exit_code == 2
@@ -158,6 +158,7 @@ def test_a_fault_of_ours_is_called_so_and_debug_shows_where(call, tmp_path, monk
     monkeypatch.setattr("trueup_lab.demo.run", lambda *_, **__: 1 / 0)
     result = call("demo", "--out", tmp_path)
     assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)  # and no traceback
     assert "this should not happen (ZeroDivisionError: division by zero, test_faults.py:" in words(result)
     assert "--debug" in words(result)
     for debugging in (lambda: call("demo", "--out", tmp_path, "--debug"), lambda: call("--debug", "demo")):

@@ -51,14 +51,14 @@ def test_the_manifest_says_how_a_file_was_made(small_root):
     assert np.load(small_root / "MNIST-C" / "shear" / "test_images.npy").shape == (12, 28, 28, 1)
 
 
-def test_what_is_whole_is_not_made_again(small_root):
+def test_a_whole_file_is_not_made_again(small_root):
     make("cifar10-c", root=small_root, only=SOME)
     assert make("cifar10-c", root=small_root, only=SOME) == []
     assert make("cifar10-c", root=small_root, only=["contrast", "saturate"]) == ["saturate.npy"]
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "gone"])
-def test_what_is_broken_is_mended(small_root, harm):
+def test_a_broken_file_is_mended(small_root, harm):
     make("cifar10-c", root=small_root, only=SOME)
     path = small_root / "CIFAR-10-C" / "contrast.npy"
     whole = path.read_bytes()
@@ -90,7 +90,7 @@ def test_published_files_are_never_touched(small_root):
     assert load("cifar10-c", "brightness", 1, root=small_root).origin == "generated"
 
 
-def test_a_full_disk_is_said_before_it_is_full(small_root, monkeypatch):
+def test_a_full_disk_is_reported_before_it_is_full(small_root, monkeypatch):
     usage = shutil.disk_usage(small_root)
     monkeypatch.setattr(f"{MODULE}.shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(OSError, match=r"0 MB left.*run the same command again"):
@@ -131,7 +131,7 @@ def test_a_process_killed_before_it_lists_a_file_does_not_make_it_published(smal
     assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
 
 
-def test_what_a_killed_process_leaves_is_mended(small_root):
+def test_leftovers_of_a_killed_process_are_mended(small_root):
     """Half a file under another name, and a file that is listed without a checksum."""
     make("cifar10-c", root=small_root, only=SOME)
     top = small_root / "CIFAR-10-C"
