@@ -75,7 +75,7 @@ def streams_table(rows: list[EvaluationRow]) -> str:
 
 
 def streams_in_words(rows: list[EvaluationRow]) -> str:
-    """What methods that read the batch lose with single images, and on clean ones."""
+    """Losses of methods that read the batch: with single images, and on clean ones."""
     methods = ("bn-batch", "tent", "tent:continual=True")
     single = max(corrupted(rows, "bn", method, "single", severities=(5,)) for method in methods)
     clean = {

@@ -89,7 +89,7 @@ def documents() -> dict[Path, dict[str, str]]:
 
 
 def cost_in_words() -> str:
-    """What a correction costs on a GPU, over architectures, and on a CPU."""
+    """Cost of a correction on a GPU, over architectures, and on a CPU."""
     costs = bench_costs(RESULTS)
 
     def spread(way: str) -> str:
