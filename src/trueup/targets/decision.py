@@ -140,7 +140,7 @@ def _trial(values: dict[str, object]) -> Trial:
     if not isinstance(rule, dict) or not isinstance(values["kept"], list):
         raise ValueError("a trial of the decision has no rule or no answers")
     numbers = [values["changed"], *values["kept"], values["gain"], values["gain_square"], values.get("moved", 0.0)]
-    if not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):  # type: ignore[arg-type]
+    if not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
         raise ValueError("a trial of the decision holds something that is not a number")
     images = values["images"]
     if not isinstance(images, int) or isinstance(images, bool) or not 0 < images < 1 << 53:

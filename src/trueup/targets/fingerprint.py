@@ -13,6 +13,7 @@ from torch import Tensor, nn
 # Rounding to bfloat16 moves a projection by about 0.001 of the norm; another training run, by as much as the norm.
 TOLERANCE = 0.01
 ROUGH = 0.1  # for weights that are kept in eight bits or fewer
+LARGEST = 65504.0  # half precision's; larger values, such as the infinity of an attention mask, count as this
 SMALL = 1 << 16  # values; larger tensors are copied to double precision one at a time
 
 
@@ -114,7 +115,7 @@ def _prints(tensors: list[Tensor]) -> list[Print]:
     found: dict[torch.device, list[Tensor]] = {device: [] for device in longest}
     for group in alike.values():
         values = torch.stack([tensors[number].detach().reshape(-1) for number in group]).double()
-        values = values.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)  # a mask may hold infinities
+        values = values.nan_to_num(nan=0.0).clamp(-LARGEST, LARGEST)
         norms = torch.linalg.vector_norm(values, dim=1)
         projections = values @ directions[values.device][: values.shape[1]]
         found[values.device].append(torch.stack([norms, projections], dim=1))

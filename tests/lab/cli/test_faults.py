@@ -131,7 +131,7 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(call, few_digit
     blocked.write_text("in the way")
     monkeypatch.setattr("trueup_lab.training.run.Fleet", lambda *_: pytest.fail("work began"))
     monkeypatch.setattr("trueup_lab.demo.run", lambda *_, **__: pytest.fail("work began"))
-    monkeypatch.setattr("trueup_lab.evaluation.runner._Workbench", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr("trueup_lab.evaluation.runner.Workbench", lambda *_: pytest.fail("work began"))
     for arguments in (
         (*TRAIN, "--out", blocked),
         (*EVALUATE, "--out", blocked / "rows.csv"),
