@@ -115,29 +115,30 @@ def killed_often(bench: Bench, task: Task) -> str:
 
 def two_at_once(bench: Bench, first: Task, second: Task) -> str:
     """Run two commands at the same time, then both again, one after the other."""
-    for task in (first, second):
-        bench.reference(task)
     with bench.place() as place:
-        bench.ready(first, place)
-        pair = [Running(first.command(place)), Running(second.command(place))]
-        ends = tuple(running.wait() for running in pair)
+        ends = _together(bench, place, first, second)
         outcomes = [bench.judge(task, place, run(*task.command(place)), ends) for task in (first, second)]
         return max(outcomes, key=KINDS.index)
 
 
 def two_at_once_without_repair(bench: Bench, first: Task, second: Task) -> str:
     """Run two commands at the same time; what they leave must be right as it is."""
-    for task in (first, second):
-        bench.reference(task)
     with bench.place() as place:
-        bench.ready(first, place)
-        pair = [Running(first.command(place)), Running(second.command(place))]
-        ends = tuple(running.wait() for running in pair)
+        ends = _together(bench, place, first, second)
         if all(each.status == 2 for each in ends):
             return noted("unexplained", first.name, ends[0].said)
         done = [(task, each) for task, each in zip((first, second), ends, strict=True) if each.status != 2]
         outcomes = [bench.judge(task, place, each, ends) for task, each in done]
         return max(outcomes, key=KINDS.index)
+
+
+def _together(bench: Bench, place: Path, *tasks: Task) -> tuple[Ended, ...]:
+    """Run commands at the same time, and return how they ended."""
+    for task in tasks:
+        bench.reference(task)
+        bench.ready(task, place)
+    pair = [Running(task.command(place)) for task in tasks]
+    return tuple(running.wait() for running in pair)
 
 
 def full_disk(bench: Bench, task: Task) -> str:

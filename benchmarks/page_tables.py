@@ -6,7 +6,6 @@ python benchmarks/page_tables.py    # rewrites README.md and the pages that `doc
 from __future__ import annotations
 
 import csv
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from statistics import fmean, median
 from trueup_lab.evaluation import read_rows
 from trueup_lab.experiments import differences, experiment, rows_file
 from trueup_lab.figures.explained import bench_costs
+from trueup_lab.page_blocks import rewrite
 from trueup_lab.performance import read_timings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,13 +59,7 @@ COSTS = "https://trueup-ml.github.io/trueup/performance.html"
 def main() -> None:
     """Rewrite all tables."""
     for path, tables in documents().items():
-        text = path.read_text(encoding="utf-8")
-        for name, table in tables.items():
-            marked = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-            text, count = re.subn(marked, rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
-            if count != 1:
-                raise SystemExit(f"{path} has {count} places for the table {name}, expected one")
-        path.write_text(text, encoding="utf-8", newline="\n")
+        rewrite(path, tables)
 
 
 def documents() -> dict[Path, dict[str, str]]:
