@@ -43,13 +43,13 @@ class Ended:
     """How a command ended. `status` is negative if a signal ended it."""
 
     status: int
-    said: str
+    output: str
 
     @property
     def clear(self) -> bool:
         """Whether it refused in one line that says what is wrong."""
-        lines = [line for line in self.said.splitlines() if line.startswith("error: ")]
-        return self.status == 2 and len(lines) == 1 and "Traceback" not in self.said
+        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
+        return self.status == 2 and len(lines) == 1 and "Traceback" not in self.output
 
 
 class Running:
@@ -94,9 +94,9 @@ class Running:
                 return Ended(STUCK, f"no end after {LONGEST:g} s")
             time.sleep(0.005)
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace")
+        output = self._log.read().decode(errors="replace")
         self._log.close()
-        return Ended(os.waitstatus_to_exitcode(ended[1]), said)
+        return Ended(os.waitstatus_to_exitcode(ended[1]), output)
 
 
 def run(*arguments: object) -> Ended:

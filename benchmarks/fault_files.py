@@ -142,7 +142,7 @@ def kept_files(bench: Bench) -> list[Kept]:
             for entry in bench.root.iterdir():
                 (folder / entry.name).symlink_to(entry)
             ended = run(*MAKES[family][0].command(folder))
-            assert ended.status == 0, ended.said
+            assert ended.status == 0, ended.output
             return folder / file
 
         return write

@@ -50,7 +50,7 @@ class Bench:
     def trained(self) -> Path:
         with self.place() as place:
             ended = run(*TRAIN.command(place))
-            assert ended.status == 0, ended.said
+            assert ended.status == 0, ended.output
             shutil.copytree(place / "runs" / "digits-bn", self.scratch / "trained")
         return self.scratch / "trained"
 
@@ -61,7 +61,7 @@ class Bench:
                 self.ready(task, place)
                 began = time.monotonic()
                 ended = run(*task.command(place))
-                assert ended.status == 0, f"{task.name}: {ended.said}"
+                assert ended.status == 0, f"{task.name}: {ended.output}"
                 self._references[task.name] = task.result(place), time.monotonic() - began
         return self._references[task.name]
 
@@ -69,7 +69,7 @@ class Bench:
         """Return the kind of outcome after a command that ran to its end."""
         for each in (*before, ended):
             if each.status not in (0, 2, -signal.SIGKILL) or (each.status == 2 and not each.clear):
-                return noted("unexplained", task.name, each.said)
+                return noted("unexplained", task.name, each.output)
         if ended.status == 2:
             return "clear"
         try:
@@ -77,12 +77,12 @@ class Bench:
         except Exception:
             return noted("silent", task.name, traceback.format_exc())
         if not right:
-            return noted("silent", task.name, ended.said)
+            return noted("silent", task.name, ended.output)
         return "clear" if any(each.status == 2 for each in before) else "survived"
 
 
-def noted(kind: str, name: str, said: str) -> str:
-    print(f"  {kind}: {name}: {said[-1500:]}", file=sys.stderr)
+def noted(kind: str, name: str, output: str) -> str:
+    print(f"  {kind}: {name}: {output[-1500:]}", file=sys.stderr)
     return kind
 
 
@@ -126,7 +126,7 @@ def two_at_once_without_repair(bench: Bench, first: Task, second: Task) -> str:
     with bench.place() as place:
         ends = _together(bench, place, first, second)
         if all(each.status == 2 for each in ends):
-            return noted("unexplained", first.name, ends[0].said)
+            return noted("unexplained", first.name, ends[0].output)
         done = [(task, each) for task, each in zip((first, second), ends, strict=True) if each.status != 2]
         outcomes = [bench.judge(task, place, each, ends) for task, each in done]
         return max(outcomes, key=KINDS.index)

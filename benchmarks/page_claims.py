@@ -227,8 +227,8 @@ def _corruptions() -> Iterator[str]:
     motion, zoom, snow = (max(times(gpu, "imagenet-c", name)) for name in ("motion_blur", "zoom_blur", "snow"))
     yield (
         f"{imagenet:.0f} microseconds per image on average, where a ResNet-50 takes {network['TF32']:.0f} to "
-        f"classify it in TF32 and 66 in bfloat16. Motion blur takes longer than either ({motion:.0f} at severity 5), zoom "
-        f"blur and snow ({zoom:.0f} and {snow:.0f}) longer than bfloat16"
+        f"classify it in TF32 and 66 in bfloat16. Motion blur takes longer than either ({motion:.0f} at severity 5), "
+        f"zoom blur and snow ({zoom:.0f} and {snow:.0f}) longer than bfloat16"
     )
     mnist = times(gpu, "mnist-c")
     yield f"MNIST-C: {min(mnist):.1f} to {max(mnist):.0f} microseconds per image."

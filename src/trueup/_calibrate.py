@@ -117,7 +117,7 @@ def calibrate(
         gate_candidates=candidates,
     )
 
-    def look(site: Site, a: Tensor) -> Measured:
+    def measure_site(site: Site, a: Tensor) -> Measured:
         if site.kind == "activation":
             return sums.measure_activation(a)
         return sums.measure_norm(a if site.channel_dim == 1 else a.movedim(site.channel_dim, 1))
@@ -125,7 +125,7 @@ def calibrate(
     sample, alone = ImageSample(), True
     for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
         names = functools.cache(_start_naming(inputs, number))
-        sums.add(probe(inputs, look), names)
+        sums.add(probe(inputs, measure_site), names)
         if decide and (alone := alone and inputs.images is not None):
             assert inputs.images is not None
             sample.add(names(), inputs.images)

@@ -92,7 +92,9 @@ def evaluate(
         return Outcome(complete, list(reversed(found.values())), left_out)
 
     if work:
-        images = sum(len(job.pairs) * len(stage) * len(job.benchmark.numbers) for job in work for stage in job.stages)
+        images = sum(
+            len(job.pairs) * len(stage) * len(job.benchmark.image_numbers) for job in work for stage in job.stages
+        )
         tell(f"{passes} passes to do, over {images} images in all")
     for pair, benchmark in {
         pair: job.benchmark for job in work for pair in job.pairs if pair.method.needs.targets
