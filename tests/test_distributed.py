@@ -1,4 +1,4 @@
-"""Calibration, and what is chosen, under torchrun: every rank gets what all ranks' data make of it."""
+"""Calibration and `choose` under torchrun: every rank gets the result of all ranks' images."""
 
 from __future__ import annotations
 

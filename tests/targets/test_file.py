@@ -59,7 +59,7 @@ def checksum(tensors, metadata):
 
 
 def forge(path, tensors, metadata):
-    """Write a file whose checksum is right, whatever it holds: as a faulty writer would."""
+    """Write a file with a right checksum and any contents, as a faulty writer would."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, path, metadata | {"checksum": checksum(tensors, metadata)})
 

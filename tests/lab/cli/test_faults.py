@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a command is said in one sentence: what, where, and the way out."""
+"""Every error of a command is one sentence: what, where, and the way out."""
 
 from __future__ import annotations
 

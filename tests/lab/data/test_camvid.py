@@ -1,4 +1,4 @@
-"""CamVid's folders: pictures red first, masks by name, and what is missing is said."""
+"""CamVid's folders: pictures red first, masks by name, and missing files are named."""
 
 from __future__ import annotations
 

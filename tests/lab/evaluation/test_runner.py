@@ -1,4 +1,4 @@
-"""The runner: every row once, whatever the batch, the interruption or the number of processes."""
+"""The runner: every row once, for every batch size, interruption and number of processes."""
 
 from __future__ import annotations
 
