@@ -40,7 +40,7 @@ STUCK = 72  # status of such a command
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. `status` is negative if a signal ended it."""
+    """The end of a command. `status` is negative if a signal ended it."""
 
     status: int
     output: str

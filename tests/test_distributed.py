@@ -41,7 +41,7 @@ def rounded(output):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What two processes wrote: with half of the images each, and with one that has none."""
+    """Results of two processes: with half of the images each, and with one that has none."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "script.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -49,7 +49,7 @@ def parts(path):
 
 
 def checksum(tensors, metadata):
-    """Of the contents, as docs/targets.md states it: all text but the checksum, then each tensor by name."""
+    """Checksum of the contents: all text but the checksum, then each tensor by name."""
     text = {key: value for key, value in metadata.items() if key != "checksum"}
     digest = hashlib.sha256(json.dumps(text, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):

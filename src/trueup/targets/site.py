@@ -51,7 +51,7 @@ class Sites(tuple[Site, ...]):
     """Sites in the order of the forward pass, and how they were found. Prints as a table.
 
     traced: whether the forward pass was traced. If not, the model runs as it is and its calls are watched.
-    why: the reason why it was not traced, and what is not visible at all.
+    why: the reason why it was not traced, and which calls cannot be seen.
     left: names of sites that are left alone, because their rows are not images.
     """
 
@@ -72,7 +72,7 @@ class Sites(tuple[Site, ...]):
 
     @property
     def note(self) -> str:
-        """How the sites were found and what is left alone, in a sentence or two; empty for an ordinary trace."""
+        """One or two sentences on how the sites were found and what is left alone; empty for an ordinary trace."""
         how = "" if self.traced else f"The model runs untraced, and its calls are watched: {self.why}."
         left = f"Left alone, because their rows are not images: {', '.join(self.left)}." if self.left else ""
         return " ".join(part for part in (how, left) if part)

@@ -23,7 +23,7 @@ from trueup.targets.site import Sites
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What a model's activations look like on clean images, made by `trueup.calibrate`.
+    """Statistics of a model's activations on clean images, made by `trueup.calibrate`.
 
         targets = trueup.calibrate(model, monday) + trueup.calibrate(model, tuesday)
         targets.save("model.trueup.safetensors")

@@ -13,7 +13,7 @@ from trueup_lab.evaluation.streams import Stream, check_stream
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """Plan of a run: methods, test sets and limits.
 
     `only` selects corruptions; `batch` is the batch size of methods that depend on it. `images` limits the test sets
     and `calibrate` the clean images for calibration; None means all. For segmentation, `set_aside` k calibrates on
@@ -64,7 +64,7 @@ class EvaluationProgress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to: whether its plan is complete, and the plan's rows, measured now or before.
+    """Outcome of a run: whether its plan is complete, and the plan's rows, measured now or before.
 
     It is true if the plan is complete. `left_out` pairs models with methods that they do not support.
     """
