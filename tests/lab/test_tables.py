@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import operator
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,3 +194,32 @@ def test_committed_results_are_read_and_would_be_written_as_they_are(pattern, ki
     for path in paths:
         lines = path.read_text().split("\n", 1)[1]
         assert as_text(read_table(path, kind)) == lines
+
+
+MEASUREMENTS = {
+    "accuracy": ("set", "architecture", "norm", "seed"),
+    "bench": ("set", "model", "seed", "method", "corruption", "severity"),
+    "budget": ("model", "seed", "asked", "of"),
+    "choosing": ("model", "seed", "rule"),
+    "corruptions_*": ("family", "corruption", "severity", "device"),
+    "deployment": ("route", "rule", "unit"),
+    "detection": ("model", "seed", "corruption", "severity"),
+    "fast_path": ("network", "corruption", "severity"),
+    "monitor_*": ("model", "rule", "batch"),
+    "performance_*": ("case", "what", "activations", "batch"),
+    "quantised": ("model", "quantisation", "order", "corruption", "severity", "rule"),
+    "readings": ("network", "method", "corruption", "severity"),
+    "settings": ("model", "seed", "rule"),
+    "training_speed": ("norm", "models", "variant"),
+    "zoo": ("source", "model"),
+    "*-c": ("model", "seed", "method", "stream", "batch", "corruption", "severity", "images", "data", "calibrated"),
+}
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_no_measurement_is_committed_twice(name):
+    """Tables count rows as models, so a second row of one measurement would count as another model."""
+    for path in RESULTS.glob(f"{name}.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            found = Counter(tuple(row[column] for column in MEASUREMENTS[name]) for row in csv.DictReader(file))
+        assert [key for key, count in found.items() if count > 1] == []
