@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from trueup_lab.evaluation.sets import CLEAN, TestSet
 from trueup_lab.tables import append_rows, number, start_table
 
 LEVEL = 0.99
+_KEY = attrgetter("key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,7 @@ def _detect(subject: Subject, benchmark: Benchmark, asked: argparse.Namespace) -
             continue
         ranks = clean if test.case.corruption == CLEAN else unusual(test)
         area, found = separation(clean, ranks), 100 * float((ranks > LEVEL).float().mean())
-        append_rows(asked.out, [row_of(test, area, found)])
+        append_rows(asked.out, [row_of(test, area, found)], key=_KEY)
         print(f"{subject.key}  {test.case.corruption:20} {test.case.severity}  {area:6.2f}  {found:6.2f}", flush=True)
 
 

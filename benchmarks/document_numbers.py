@@ -7,13 +7,13 @@ A block between `<!-- NAME -->` and `<!-- /NAME -->` is replaced. A test compare
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 
 from trueup_lab.evaluation import EvaluationRow, read_rows
+from trueup_lab.page_blocks import rewrite
 from trueup_lab.tables import read_table
 from trueup_lab.training.export import AccuracyRow
 
@@ -27,14 +27,7 @@ SETS = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 def main() -> None:
     """Replace the blocks of both documents."""
     for path, blocks in documents().items():
-        text = path.read_text(encoding="utf-8")
-        for name, block in blocks.items():
-            text, count = re.subn(
-                rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", rf"\g<1>{block}\g<2>", text, flags=re.DOTALL
-            )
-            if count != 1:
-                raise SystemExit(f"{path} has {count} blocks {name}, expected one")
-        path.write_text(text, encoding="utf-8", newline="\n")
+        rewrite(path, blocks)
 
 
 def documents() -> dict[Path, dict[str, str]]:
@@ -75,7 +68,7 @@ def streams_table(rows: list[EvaluationRow]) -> str:
 
 
 def streams_in_words(rows: list[EvaluationRow]) -> str:
-    """What methods that read the batch lose with single images, and on clean ones."""
+    """Losses of methods that read the batch: with single images, and on clean ones."""
     methods = ("bn-batch", "tent", "tent:continual=True")
     single = max(corrupted(rows, "bn", method, "single", severities=(5,)) for method in methods)
     clean = {

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -26,6 +27,7 @@ from trueup_lab.tables import append_rows, read_table, start_table
 
 COUNTS = {"resnet20": (1000, 1000, 250), "resnet50": (500, 500, 50)}  # test images, calibration images, batch size
 ALLOWED = {"mean": 0.1, "any corruption": 0.5, "agreement": 99.0}
+_KEY = attrgetter("key")
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def main() -> None:
             row = FastPathRow(
                 asked.network, corruption, severity, count, *right, agree, torch.__version__, asked.device
             )
-            append_rows(asked.out, [row])
+            append_rows(asked.out, [row], key=_KEY)
             print(f"{corruption:20} {severity}  {right[0]:5} {right[1]:5}  agree {agree} of {count}", flush=True)
     rows = read_table(asked.out, FastPathRow)
     _print([row for row in rows if row.network == asked.network and row.images == count])

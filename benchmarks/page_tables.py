@@ -6,7 +6,6 @@ python benchmarks/page_tables.py    # rewrites README.md and the pages that `doc
 from __future__ import annotations
 
 import csv
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from statistics import fmean, median
 from trueup_lab.evaluation import read_rows
 from trueup_lab.experiments import differences, experiment, rows_file
 from trueup_lab.figures.explained import bench_costs
+from trueup_lab.page_blocks import rewrite
 from trueup_lab.performance import read_timings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,37 +59,33 @@ COSTS = "https://trueup-ml.github.io/trueup/performance.html"
 def main() -> None:
     """Rewrite all tables."""
     for path, tables in documents().items():
-        text = path.read_text(encoding="utf-8")
-        for name, table in tables.items():
-            marked = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-            text, count = re.subn(marked, rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
-            if count != 1:
-                raise SystemExit(f"{path} has {count} places for the table {name}, expected one")
-        path.write_text(text, encoding="utf-8", newline="\n")
+        rewrite(path, tables)
 
 
 def documents() -> dict[Path, dict[str, str]]:
     """Pages and their tables."""
     return {
         ROOT / "README.md": {"cost": cost_in_words()},
-        DOCS / "bound.md": {"budget": budget_table(_read("budget"))},
-        DOCS / "gate.md": {"detection": detection_table(_read("detection"))},
-        DOCS / "lab-notes.md": {"ablations": ablation_table(_read("choosing"))},
+        DOCS / "bound.md": {"budget": budget_table(read("budget"))},
+        DOCS / "gate.md": {"detection": detection_table(read("detection"))},
+        DOCS / "models.md": {"training speed": speed_table(read("training_speed"))},
+        DOCS / "lab-notes.md": {"ablations": ablation_table(read("choosing"))},
         DOCS / "evidence-results.md": {
             "cifar10": gains_table("cifar10", {"public": "published ResNet-20, BN", "bn": "ours, BN", **_ours()}),
             "mnist": gains_table("mnist", {"bn": "BN", "frn": "FRN", "gn": "GN"}),
             "imagenet": imagenet_table(),
         },
         DOCS / "targets.md": {
-            "resolution": resolution_table(_read("target_resolution")),
-            "readings resnet20": readings_table(_read("readings"), "resnet20", ".2f"),
-            "readings resnet50": readings_table(_read("readings"), "resnet50", ".1f"),
+            "resolution": resolution_table(read("target_resolution")),
+            "readings resnet20": readings_table(read("readings"), "resnet20", ".2f"),
+            "readings resnet50": readings_table(read("readings"), "resnet50", ".1f"),
+            "small": small_table(read("small_targets")),
         },
     }
 
 
 def cost_in_words() -> str:
-    """What a correction costs on a GPU, over architectures, and on a CPU."""
+    """Cost of a correction on a GPU, over architectures, and on a CPU."""
     costs = bench_costs(RESULTS)
 
     def spread(way: str) -> str:
@@ -145,7 +141,7 @@ def ablation_table(rows: Sequence[Row]) -> str:
         if not pairs:
             return ""
         clean, gained = (fmean(float(a[what]) - float(b[what]) for a, b in pairs) for what in ("clean", "chosen"))
-        return f"{_signed(clean, '.1f' if model == RESNET50 else '.2f')} / {gained:.2f}"
+        return f"{signed(clean, '.1f' if model == RESNET50 else '.2f')} / {gained:.2f}"
 
     body = [[label, *(cell(model, rule) for model in models)] for rule, label in ABLATIONS.items()]
     return _markdown(["", *models.values()], body)
@@ -163,7 +159,7 @@ def gains_table(set_name: str, norms: Mapping[str, str]) -> str:
         cells = []
         for norm in norms:
             gain = found[norm].get(label)
-            shown = "" if gain is None else f"{_signed(gain['clean'])} / {_signed(gain['average'])}"
+            shown = "" if gain is None else f"{signed(gain['clean'])} / {signed(gain['average'])}"
             most = max(gain["models"] for gain in found[norm].values())
             cells.append(f"*{shown}*" if gain is not None and gain["models"] < most else shown)
         body.append([_NAMES.get(label, label), *cells])
@@ -178,7 +174,7 @@ def imagenet_table() -> str:
     for label in labels:
         gain = found[label]
         name = _NAMES.get(label, label).partition(":")[0] if label in _RULES else label
-        body.append([name, _signed(gain["clean"], ".1f"), _signed(gain["average"]), _signed(gain["severity 5"])])
+        body.append([name, signed(gain["clean"], ".1f"), signed(gain["average"]), signed(gain["severity 5"])])
     return _markdown(["", "clean", "corrupted", "severity 5"], body)
 
 
@@ -210,6 +206,39 @@ def readings_table(rows: Sequence[Row], network: str, form: str) -> str:
             body.append([name, *(format(value, form) for value in (*accuracies, fmean(accuracies[1:])))])
     head = ["accuracy in %", "clean", "severity 1", "severity 3", "severity 5", "mean of the three"]
     return _markdown(head, body)
+
+
+def small_table(rows: Sequence[Row]) -> str:
+    """Accuracy with a whole and with a small targets file, and how far logits move."""
+    rules = {
+        "strength 0.02, no gate": "`Evidence(budget=1, strength=0.02, base=0)`",
+        "strength 0.1, no gate": "`Evidence(budget=1, strength=0.1, base=0)`",
+        "Evidence()": "`Evidence()`",
+    }
+    found = {(row["rule"], row["targets"]): row for row in rows}
+    body = []
+    for rule, name in rules.items():
+        whole, small, half = (found[rule, targets] for targets in ("whole", "small", "other half"))
+        accuracies = [f"{float(row['accuracy']):.1f} %" for row in (whole, small)]
+        body.append([name, *accuracies, *(f"{100 * float(row['moved']):.1f} %" for row in (small, half))])
+    return _markdown(["rule", "whole file", "small file", "difference", "half of the images"], body)
+
+
+def speed_table(rows: Sequence[Row]) -> str:
+    """Milliseconds per model and step, eight models at once, by variant of the engine and norm."""
+    variants = {
+        "default": "compiled, channels last, one CUDA graph per model",
+        "default,autotune": "the same, cuDNN choosing its algorithms by timing (`--autotune`)",
+        "default,combo": "the same as the first, small kernels merged (`--combo`)",
+        "default,nchw": "the same as the first, channels first",
+    }
+    norms = {"bn": "batch norm", "gn": "group norm", "frn": "filter response norm"}
+    found = {(r["variant"], r["norm"]): float(r["ms_a_model_and_step"]) for r in rows if r["models"] == "8"}
+    body = [
+        [name, *(f"{found[variant, norm]:.2f}" if (variant, norm) in found else "" for norm in norms)]
+        for variant, name in variants.items()
+    ]
+    return _markdown(["", *norms.values()], body)
 
 
 _RULES = {"`Evidence()`": None, "least": None, "no gate": None}
@@ -257,15 +286,15 @@ def _accuracy(rows: Iterable[Row]) -> float:
     return fmean(100 * int(row["right"]) / int(row["images"]) for row in rows)
 
 
-def _read(name: str) -> list[Row]:
+def read(name: str) -> list[Row]:
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def _signed(value: float, form: str = ".2f") -> str:
+def signed(value: float, form: str = ".2f") -> str:
     """A number with its sign; a zero without.
 
-    >>> _signed(0.1), _signed(-0.001), _signed(-1, ".1f")
+    >>> signed(0.1), signed(-0.001), signed(-1, ".1f")
     ('+0.10', '0.00', '-1.0')
     """
     text = format(value, f"+{form}")

@@ -1,4 +1,4 @@
-"""Where a corrected network's time goes on a GPU: time per kernel and number of launches, beside the model alone.
+"""Profile a corrected network on a GPU: time per kernel and number of launches, beside the uncorrected model.
 
     python benchmarks/profile_network.py ViT-S/16 MobileNetV2 --out profile.csv
 

@@ -1,4 +1,4 @@
-"""Quantise a corrected model: how many answers stay those of the float model, and how accurate it is.
+"""Quantise a corrected model: agreement with the float model's answers, and accuracy.
 
     python benchmarks/quantised.py --data ROOT            # ResNet-20 of the zoo on CIFAR-10: results/quantised.csv
 

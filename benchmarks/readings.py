@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -27,6 +28,7 @@ from trueup_lab.tables import append_rows, read_table, start_table
 
 SEVERITIES = (1, 3, 5)
 EIGHT = ("gaussian_noise", "impulse_noise", "defocus_blur", "motion_blur", "fog", "brightness", "contrast", "pixelate")
+_KEY = attrgetter("key")
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def main() -> None:
             row = ReadingRow(
                 asked.network, method, corruption, severity, images, right, torch.__version__, asked.device
             )
-            append_rows(asked.out, [row])
+            append_rows(asked.out, [row], key=_KEY)
             print(f"{method:18} {corruption:20} {severity}  {100 * right / images:6.2f}", flush=True)
     _print(asked.network, [row for row in read_table(asked.out, ReadingRow) if row.network == asked.network])
 

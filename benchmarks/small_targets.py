@@ -1,8 +1,8 @@
-"""What a small targets file loses: the digits network of the demonstration, corrected with the whole and the small.
+"""Measure what a small targets file loses: the digits network, corrected with the whole file and with the small one.
 
     python benchmarks/small_targets.py            # writes results/small_targets.csv, in a few minutes on one core
 
-For comparison, the same with the targets of half of the training images: what a choice of images makes.
+For comparison, the same with the targets of half of the training images: the effect of another choice of images.
 """
 
 from __future__ import annotations

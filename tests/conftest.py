@@ -1,4 +1,4 @@
-"""What tests share: the data root, and skipping what it does not hold."""
+"""Shared by all tests: the data root, and skipping tests whose data it lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def data_path():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes comes first: else a core is left with it at the end."""
+    """Run the longest tests first, so that no core is left with one of them at the end."""
     items.sort(key=lambda item: "in_the_interpreter" not in item.name)
 
 

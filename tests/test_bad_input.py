@@ -1,4 +1,4 @@
-"""What goes wrong, and how it is said."""
+"""Bad inputs, and the errors that they raise."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_images_seen_twice_are_not_held_out_from_a_gate_fitted_to_them():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_calibrating_under_autocast_and_adding_up_is_calibrating_in_half(dtype):
-    """What is kept of single images in float16 cannot be put together under autocast to bfloat16."""
+    """Statistics of single images in float16 cannot be concatenated under autocast to bfloat16."""
     model, x = make("mobilenet"), images(24)
     wanted = trueup.calibrate(model, [x], decide=False)
     with torch.autocast("cpu", dtype):
@@ -328,7 +328,7 @@ def test_memory_does_not_depend_on_the_number_of_images():
 
 
 def test_every_order_statistic_is_kept_without_those_of_every_image_at_every_site(monkeypatch):
-    """At full resolution, what a batch leaves at a site until all are added up does not grow with the batch."""
+    """At full resolution, the memory that a batch leaves at a site until it is added does not grow with the batch."""
     left, add = {}, Accumulator.add
 
     def watched(self, measured, names):

@@ -149,7 +149,7 @@ def test_by_default_one_answer_in_two_hundred_may_change(resnet):
         trueup.choose(*resnet, [images(8)])
 
 
-def test_what_is_chosen_serves_correct(resnet):
+def test_the_chosen_rule_serves_correct(resnet):
     rule = trueup.choose(*resnet, [images(80, seed=5)], max_changed=0.15, rule=STRONG, answer=rounded)
     robust = trueup.correct(*resnet, rule)
     assert robust.rule == rule

@@ -1,4 +1,4 @@
-"""Which rule `correct` takes when it is given none. What calibration chooses is tested in test_decision.py."""
+"""The rule that `correct` takes when it is given none. test_decision.py tests what calibration chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration, and what is chosen, under torchrun: every rank gets what all ranks' data make of it."""
+"""Calibration and `choose` under torchrun: every rank gets the result of all ranks' images."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rounded(output):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What two processes wrote: with half of the images each, and with one that has none."""
+    """Results of two processes: with half of the images each, and with one that has none."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "script.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -33,7 +33,7 @@ LAYERS = [
     {"", "cli", "__main__"},
 ]
 LAB_LAYERS = [
-    {"devices", "durations", "locks", "processes", "tables", "tensor_files"},
+    {"devices", "durations", "locks", "page_blocks", "processes", "tables", "tensor_files"},
     {"data", "models"},
     {"training", "evaluation"},
     {"experiments", "performance", "figures", "demo"},

@@ -1,4 +1,4 @@
-"""What a model answers, and two comparisons of outputs: whether the answers agree, and how far the scores moved."""
+"""A model's answer, and two comparisons of outputs: whether the answers agree, and how far the scores moved."""
 
 from __future__ import annotations
 

@@ -52,21 +52,22 @@ def calibrate(
         print(targets)                                   # what was decided, and why
         targets.save("model.trueup.safetensors")
 
-    Up to 240 of the images, and perturbed copies of them, then show which setting of `Evidence` keeps most of the
-    model's own clean answers, without labels: `targets.rule`. If none is better than the model itself, the model is
-    left as it is, with a warning. The decision takes about 120 forward passes over at most 240 images.
+    It then tries settings of `Evidence` on up to 240 of the images and on perturbed copies of them, without labels.
+    The setting that keeps most of the model's own clean answers becomes `targets.rule`. If no setting beats the
+    uncorrected model, the model is left as it is, with a warning. The decision takes about 120 forward passes over at
+    most 240 images.
 
     Calibration itself is one pass over all images, in evaluation mode and without gradients. Memory does not grow with
-    their number, and the model is not changed. The result does not depend on how the images are batched, and the
-    targets of two parts of a data set add up to those of the whole (a decision pools the trials of both). Where
-    `torch.distributed` is initialised, call it on every rank: each gets the targets of all ranks' images.
+    the number of images, and the model is not changed. The result does not depend on how the images are batched. The
+    targets of two parts of a data set add up to the targets of the whole, and their decisions pool the trials of both.
+    Where `torch.distributed` is initialised, call `calibrate` on every rank: each rank gets the targets of all images.
 
     loader: yields batches as a DataLoader does: images as the model takes them, alone or first in a tuple or list; or a
         dictionary of the model's inputs by name (labels are left out); or a list of images of different sizes. A model
         of two required inputs takes the first two entries. They are moved to the model's device.
     transform: turns a batch into the model's arguments, if they are something else: a tensor, a tuple of positional or
         a dictionary of keyword arguments.
-    images: use only the first so many images.
+    images: number of images to use, from the first on; None uses all.
     resolution: quantile levels kept per activation site; None keeps every order statistic.
     method: "sort" takes exact quantiles. "auto" and "histogram" read them from a histogram where a row is longer than
         `resolution`, in a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its largest
@@ -94,7 +95,7 @@ def calibrate(
     first = next(batches, None)
     if first is not None:
         traced = examine(traced, first)
-    # A rank without images, or whose first ones were unlike the others', does as the first rank with some.
+    # A rank without images, or whose first batch showed other sites, takes the sites of the first rank with images.
     seen = [sites for sites in gathered(None if first is None else traced.sites) if sites is not None]
     traced = traced.known(seen[0]) if seen else traced
     selected = [site.name for site in traced.sites if select is None or select(site)]
@@ -116,7 +117,7 @@ def calibrate(
         gate_candidates=candidates,
     )
 
-    def look(site: Site, a: Tensor) -> Measured:
+    def measure_site(site: Site, a: Tensor) -> Measured:
         if site.kind == "activation":
             return sums.measure_activation(a)
         return sums.measure_norm(a if site.channel_dim == 1 else a.movedim(site.channel_dim, 1))
@@ -124,7 +125,7 @@ def calibrate(
     sample = ImageSample()
     for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
         names = functools.cache(_start_naming(inputs, number))
-        sums.add(probe(inputs, look), names)
+        sums.add(probe(inputs, measure_site), names)
         if decide:
             sample.add(names(), inputs)
     if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
@@ -176,10 +177,10 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
 
 
 def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
-    """Start fetching what each image's name is made of; the returned function makes the names `(batch,)` int64.
+    """Start copying the pixels that images are named by; the returned function makes the names `(batch,)` int64.
 
-    A name is a hash of the image's content: the same in any batch, order and process. Until the names are needed, the
-    device works on.
+    A name is a hash of the image's content: the same in any batch, order and process. The copy runs while the device
+    works on, and is waited for when the names are needed.
     """
     images = inputs.images
     if images is None:

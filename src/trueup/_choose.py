@@ -97,11 +97,11 @@ def _output(network: nn.Module, inputs: Inputs) -> Any:
 
 
 def doses_within(lost: Tensor, share: float) -> int:
-    """Number of doses, of ascending ones, that are safe: a new image is expected to lose at most `share`.
+    """Number of safe doses, counted from the smallest: there a new image is expected to lose at most `share`.
 
-    `lost` `(doses, images)`, 0 to 1, is what each image loses at each dose. An image counts by the most that it loses
-    up to a dose, so that the risk never falls, and one image that loses everything is added for the new one. The
-    expectation is over these images and the new one, all drawn alike.
+    `lost` `(doses, images)`, 0 to 1, is the share of its answer that each image loses at each dose, in ascending order.
+    An image counts by the largest loss up to a dose, so that the risk never falls. One image that loses everything is
+    added for the new one. The expectation is over these images and the new one, all drawn alike.
 
     >>> doses_within(torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), 0.5)
     3

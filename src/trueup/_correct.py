@@ -153,7 +153,7 @@ def default_rule(traced: Trace, targets: Targets, select: Select | None) -> Rule
 
 
 def check_targets(verb: str, targets: object) -> None:
-    """Refuse what is no `Targets`."""
+    """Raise TypeError unless `targets` is a `Targets`."""
     if not isinstance(targets, Targets):
         raise TypeError(
             f"{verb}: expected Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
@@ -161,7 +161,7 @@ def check_targets(verb: str, targets: object) -> None:
 
 
 def check_model(targets: Targets, model: nn.Module) -> None:
-    """Refuse a model on which the targets were not calibrated, and say what differs."""
+    """Raise ValueError if the targets were calibrated on another model, and say what differs."""
     if difference := targets.fingerprint.difference(Fingerprint.of(model)):
         raise ValueError(
             f"these targets were calibrated on another model than this {type(model).__name__}: {difference}; "
@@ -170,7 +170,7 @@ def check_model(targets: Targets, model: nn.Module) -> None:
 
 
 def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str], *, selected: bool) -> None:
-    """Refuse a model that lacks sites which the targets hold, unless the user selected among them."""
+    """Raise ValueError if the model lacks sites that the targets hold, unless the user selected among them."""
     missing = [name for name in wanted if name not in found]
     if selected and len(missing) == len(wanted):
         raise ValueError(
@@ -186,7 +186,7 @@ def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str
 
 
 def _way_out(model: nn.Module, usual: str) -> str:
-    """What to do about a model that does not fit: if it was quantised, its norms may be gone."""
+    """Advice for a model that does not fit its targets: if it was quantised, its norms may be gone."""
     if is_quantised(model):
         return "this model is quantised, so correct first: quantise what trueup.correct(model, targets) returns"
     return usual
@@ -195,9 +195,9 @@ def _way_out(model: nn.Module, usual: str) -> str:
 def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> Reading:
     if not targets.gate:
         raise ValueError(
-            f"{rule} reads how unusual an image is, but these targets hold nothing for that: they are of an earlier "
-            "version, or of images of very different sizes; calibrate again with trueup.calibrate(model, loader), or "
-            "correct every image alike with trueup.Evidence(budget=1)"
+            f"{rule} has a gate, which measures how unusual an image is, but these targets have no statistics for it: "
+            "they come from an earlier version, or from images of very different sizes; calibrate again with "
+            "trueup.calibrate(model, loader), or correct every image alike with trueup.Evidence(budget=1)"
         )
     share = rule.gate_before_known
 
@@ -216,6 +216,6 @@ def _nothing_known(model: nn.Module, rule: Rule) -> str:
     kind = "norm" if isinstance(rule, Evidence) else "activation"
     return (
         f"{type(rule).__name__} needs targets of {kind} sites, and these targets hold none: {type(model).__name__} has "
-        f"no such site, select= left it out, or they are of an earlier version; see trueup.sites(model), and calibrate "
-        "again with trueup.calibrate(model, loader)"
+        f"no such site, select= left it out, or the targets come from an earlier version; see "
+        "trueup.sites(model), and calibrate again with trueup.calibrate(model, loader)"
     )

@@ -16,7 +16,7 @@ from trueup.targets import Targets
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """How far images have shifted from clean data: one row per image, one column per site.
+    """Shift of images from clean data: one row per image, one column per site.
 
         shift = trueup.measure(model, targets, images)
         drifted = images[shift.image_rank > 0.99]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import struct
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from trueup.cli import application
 from trueup_lab.cli import add_commands
+from trueup_lab.locks import locked
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +24,22 @@ def call() -> Callable[..., Any]:
     app = application()
     add_commands(app)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def waits() -> Callable[..., bool]:
+    """Whether some work waits while another holds the lock of a path: `waits(path, work)`. It is done at the end."""
+
+    def tried(path: Path, work: Callable[[], object]) -> bool:
+        worker = threading.Thread(target=work)
+        with locked(path):
+            worker.start()
+            worker.join(timeout=0.5)
+            waited = worker.is_alive()
+        worker.join()
+        return waited
+
+    return tried
 
 
 @pytest.fixture

@@ -27,6 +27,22 @@ def test_numbers_in_documents_are_those_of_the_files_they_name(monkeypatch, make
             assert f"<!-- {name} -->\n{block}<!-- /{name} -->" in text, f"{path.name}: run benchmarks/{maker}.py"
 
 
+def test_numbers_in_prose_are_those_of_the_files_and_all_are_accounted_for(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import page_numbers
+
+    assert page_numbers.faults() == []
+    for path in DOCUMENTS:
+        # A line that begins with a comment is HTML to the end: its text would not be formatted.
+        assert re.findall(r"^ *<!-- [^>]* -->[^\n]+$", path.read_text(encoding="utf-8"), re.MULTILINE) == [], path.name
+    text = "Gains 1.5 points\nand costs 2 %.\n<!-- history -->\n| 3.5 |\n<!-- /history -->\n`4.5`, version 0.1"
+    assert page_numbers.unaccounted(text, []) == ["line 1: 1.5", "line 2: 2"]
+    assert page_numbers.unaccounted(text, ["1.5 points and costs 2 %"]) == []
+    assert page_numbers.missing(text, ["1.5 points and", "2.5 points"]) == ["2.5 points"]
+    for name in ("page_numbers", "page_claims", "page_tables"):
+        sys.modules.pop(name)
+
+
 def test_the_table_of_fidelity_is_that_of_its_file(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import corruption_fidelity

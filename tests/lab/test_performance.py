@@ -23,7 +23,7 @@ def row(case="scaling", what="correction", n=1000, batch=4, cost=2.0, of=1.0):
     return TimingRow(case, what, "copy", n, batch, cost, of, cost / of, None)
 
 
-def test_what_takes_twice_as_long_costs_twice_as_much():
+def test_twice_the_work_costs_twice_as_much():
     times = side_by_side({"one": lambda: time.sleep(0.01), "two": lambda: time.sleep(0.02)}, CPU, seconds=0.1)
     assert times["two"] / times["one"] == pytest.approx(2, rel=0.2)
 
@@ -109,7 +109,7 @@ def test_preparing_a_network_runs_the_model_and_its_corrected_forms():
     assert torch.get_num_threads() == before
 
 
-def test_an_unknown_case_is_answered_with_those_there_are(call):
+def test_an_unknown_case_is_answered_with_the_known_ones(call):
     run = call("bench", "nothing", "--device", "cpu")
     assert run.exit_code == 2
     assert "ResNet-20, batch 128" in run.output

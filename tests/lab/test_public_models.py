@@ -82,7 +82,7 @@ def test_surprise_is_calibrated_on_real_images_and_finds_corruption(resnet20, ci
 
 
 def test_the_paper_to_the_letter_would_ruin_it(resnet20, cifar, targets):
-    """Why there is `location`: the appendix's pseudocode never puts the mean back that it takes away."""
+    """The reason for `location`: the appendix's pseudocode subtracts the mean and never adds it back."""
     test = cifar[1].first(100)
     literal = trueup.correct(resnet20, targets, replace(PAPERS_CIFAR, method="sort"))
     for module in literal.placed:

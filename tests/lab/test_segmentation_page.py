@@ -49,7 +49,7 @@ def test_the_best_mixing_is_that_of_the_four_and_the_only_one_shown():
     assert "| fog | 30.0 | +14.0 ± 0.2 | +6.0 ± 0.2 |" in page.corruptions_table(rows())
 
 
-def test_what_was_not_measured_is_a_dash_and_never_a_number():
+def test_an_unmeasured_cell_is_a_dash_and_never_a_number():
     few = [row("uncorrected", group, 30.0, 0.0) for group in ("clean", "severity 3")]
     few += [row("evidence:strength=0.1", group, 44.0, 14.0) for group in ("clean", "severity 3")]
     line = page.methods_table(few).splitlines()[3]

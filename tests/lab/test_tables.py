@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import operator
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +103,7 @@ def test_rows_that_are_there_by_now_are_not_added_again(tmp_path):
     assert read_table(path, Sample) == [Sample('a, "b"', 3, 0.12, True), ROWS[1]]
 
 
-def test_only_what_was_added_since_is_read_for_keys(tmp_path, monkeypatch):
+def test_only_rows_added_since_are_read_for_keys(tmp_path, monkeypatch):
     path, key = tmp_path / "t.csv", operator.attrgetter("name")
     start_table(path, Sample)
     append_rows(path, ROWS, key=key)
@@ -167,6 +169,14 @@ def test_processes_that_append_at_the_same_time_lose_and_double_nothing(tmp_path
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
 
 
+def test_an_append_waits_until_another_process_has_finished_its_own(tmp_path, waits):
+    path = tmp_path / "t.csv"
+    start_table(path, Sample)
+    assert waits(path, lambda: append_rows(path, ROWS))
+    assert waits(path, lambda: start_table(path, Sample))
+    assert len(read_table(path, Sample)) == 2
+
+
 def test_other_columns_are_refused_and_the_file_is_left_alone(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,")
@@ -184,3 +194,32 @@ def test_committed_results_are_read_and_would_be_written_as_they_are(pattern, ki
     for path in paths:
         lines = path.read_text().split("\n", 1)[1]
         assert as_text(read_table(path, kind)) == lines
+
+
+MEASUREMENTS = {
+    "accuracy": ("set", "architecture", "norm", "seed"),
+    "bench": ("set", "model", "seed", "method", "corruption", "severity"),
+    "budget": ("model", "seed", "asked", "of"),
+    "choosing": ("model", "seed", "rule"),
+    "corruptions_*": ("family", "corruption", "severity", "device"),
+    "deployment": ("route", "rule", "unit"),
+    "detection": ("model", "seed", "corruption", "severity"),
+    "fast_path": ("network", "corruption", "severity"),
+    "monitor_*": ("model", "rule", "batch"),
+    "performance_*": ("case", "what", "activations", "batch"),
+    "quantised": ("model", "quantisation", "order", "corruption", "severity", "rule"),
+    "readings": ("network", "method", "corruption", "severity"),
+    "settings": ("model", "seed", "rule"),
+    "training_speed": ("norm", "models", "variant"),
+    "zoo": ("source", "model"),
+    "*-c": ("model", "seed", "method", "stream", "batch", "corruption", "severity", "images", "data", "calibrated"),
+}
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_no_measurement_is_committed_twice(name):
+    """Tables count rows as models, so a second row of one measurement would count as another model."""
+    for path in RESULTS.glob(f"{name}.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            found = Counter(tuple(row[column] for column in MEASUREMENTS[name]) for row in csv.DictReader(file))
+        assert [key for key, count in found.items() if count > 1] == []

@@ -141,10 +141,15 @@ def test_a_saved_monitor_goes_on(calibrated, tmp_path):
     assert again.snapshot().streams.keys() == first.snapshot().streams.keys()
 
 
-def test_a_file_that_is_no_monitor_is_refused(tmp_path):
+def test_a_file_that_is_no_monitor_is_refused(calibrated, tmp_path):
     Snapshot(("a",), 0.01).save(tmp_path / "x.json")
     with pytest.raises(ValueError, match="x.json: not a monitor"):
         trueup.Monitor.load(tmp_path / "x.json")
+    monitor_of(calibrated).save(tmp_path / "monitor.json")
+    for wrong in ("[" * 100_000, (tmp_path / "monitor.json").read_text().replace('"images": 0', '"images": 7', 1)):
+        (tmp_path / "x.json").write_text(wrong)
+        with pytest.raises(ValueError, match="x.json: not a monitor"):
+            trueup.Monitor.load(tmp_path / "x.json")
 
 
 def test_threads_lose_nothing(calibrated):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import asdict
 
 import pytest
 from scipy import stats
 
 from trueup.monitor import Alarm, Drift, Snapshot, merged
 from trueup.monitor.binomial import beta_cdf, share_of
+from trueup.monitor.sealed import seal
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,11 @@ def drift(images, log_largest, since=None):
 
 def window(images=10, streams=None, **more):
     return Snapshot(("a", "b"), 0.01, images, streams=streams or {}, began=5.0, ended=9.0, **more)
+
+
+def sealed(**changes):
+    """The text of a snapshot with other values, and a checksum that fits them."""
+    return seal("trueup snapshot", 1, asdict(window()) | changes)
 
 
 def test_of_one_stream_the_later_test_counts_once():
@@ -90,13 +98,45 @@ def test_a_file_gives_back_the_snapshot(tmp_path):
         ("{", "not a trueup snapshot"),
         ("[]", "not a trueup snapshot"),
         ('{"format": "trueup snapshot", "version": 9}', "of version 9"),
-        ('{"format": "trueup snapshot", "version": 1}', "not a complete snapshot"),
+        ('{"format": "trueup snapshot", "version": 1}', "a damaged trueup snapshot"),
+        ("[" * 100_000, "not a trueup snapshot"),
+        (seal("trueup snapshot", 1, {}), "not a complete snapshot"),
+        (sealed(images=-1), "cannot be those of any images"),
+        (sealed(images="10"), "cannot be those of any images"),
+        (sealed(images=True), "cannot be those of any images"),
+        (sealed(changed=3, compared=2), "cannot be those of any images"),
+        (sealed(unusual_images=11), "cannot be those of any images"),
+        (sealed(histogram=[1, 2]), "cannot be those of any images"),
+        (sealed(evidence_sum=[1.0, "2"]), "cannot be those of any images"),
+        (sealed(evidence_images=[1]), "cannot be those of any images"),
+        (sealed(p_sum=-1.0), "cannot be those of any images"),
+        (sealed(norms=[1, 2]), "cannot be those of any images"),
+        (sealed(began="yesterday"), "cannot be those of any images"),
+        (sealed(streams={"x": {"images": 3}}), "not a complete snapshot"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused(tmp_path, text, message):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=f"x.json: .*{message}"):
         Snapshot.load(tmp_path / "x.json")
+
+
+def test_a_flipped_bit_in_a_file_is_refused_or_changes_nothing(tmp_path):
+    first, chance, refused = window(streams={"x": drift(10, 12.0, since=3.0)}), random.Random(0), 0
+    path = tmp_path / "a.json"
+    first.save(path)
+    content = path.read_bytes()
+    for _ in range(400):
+        damaged = bytearray(content)
+        damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            same = Snapshot.load(path) == first
+        except ValueError as error:
+            same = "a.json" in str(error)
+            refused += 1
+        assert same
+    assert refused > 380
 
 
 def test_it_says_what_it_knows():

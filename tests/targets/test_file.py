@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from torch import nn
 
 import trueup
 from architectures import images, make
+from trueup.targets.decision import NOTHING, Decision, Trial
 
 
 class Small(nn.Module):
@@ -47,7 +49,7 @@ def parts(path):
 
 
 def checksum(tensors, metadata):
-    """Of the contents, as docs/targets.md states it: all text but the checksum, then each tensor by name."""
+    """Checksum of the contents: all text but the checksum, then each tensor by name."""
     text = {key: value for key, value in metadata.items() if key != "checksum"}
     digest = hashlib.sha256(json.dumps(text, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
@@ -57,7 +59,7 @@ def checksum(tensors, metadata):
 
 
 def forge(path, tensors, metadata):
-    """Write a file whose checksum is right, whatever it holds: as a faulty writer would."""
+    """Write a file with a right checksum and any contents, as a faulty writer would."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, path, metadata | {"checksum": checksum(tensors, metadata)})
 
@@ -316,6 +318,98 @@ def test_a_file_that_cannot_be_right_is_refused(saved, fault):
         trueup.Targets.load(saved)
 
 
+def decided_targets():
+    """Targets with a drift and with a decision between two settings."""
+    targets = small_targets()
+    bn = targets.norms["bn"]
+    trials = (
+        Trial(NOTHING, 10, changed=0.0, kept=(6.0, 4.0), gain=0.0, gain_square=0.0),
+        Trial(trueup.Evidence(budget=1), 10, changed=0.0, kept=(7.0, 5.0), gain=0.5, gain_square=0.25, moved=0.1),
+    )
+    drifting = replace(bn, drift=torch.ones_like(bn.total[:4]), drifted=20)
+    return replace(targets, norms={"bn": drifting}, decision=Decision(trials, max_changed=0.2))
+
+
+def changed(key, *path, value=None):
+    """A fault: the JSON text `key` with another value at a path; without a value, the entry is removed."""
+
+    def fault(tensors, metadata):
+        content = json.loads(metadata[key])
+        inner = content
+        for step in path[:-1]:
+            inner = inner[step]
+        if value is None:
+            del inner[path[-1]]
+        else:
+            inner[path[-1]] = value
+        return tensors, metadata | {key: json.dumps(content)}
+
+    return fault
+
+
+def trial(name, value):
+    return changed("decision", "trials", 1, name, value=value)
+
+
+DECIDED_FAULTS = {
+    "a setting that is NaN": changed("decision", "trials", 1, "rule", "strength", value=math.nan),
+    "a setting of text": changed("decision", "trials", 1, "rule", "base", value="0.1"),
+    "an unknown setting": changed("decision", "trials", 1, "rule", "other", value=1),
+    "two weights": changed("decision", "trials", 1, "rule", "counts", value=[1, 1]),
+    "a gain that is NaN": trial("gain", math.nan),
+    "a gain of text": trial("gain", "0.5"),
+    "a gain above one per image": trial("gain", 11.0),
+    "a loss above one per image": trial("gain", -11.0),
+    "a negative square": trial("gain_square", -1.0),
+    "a square above one per image": trial("gain_square", 1e9),
+    "scores that move by less than nothing": trial("moved", -0.5),
+    "scores that move as far as true": trial("moved", True),
+    "more kept than tried": trial("kept", [7.0, 1e9]),
+    "less than nothing kept": trial("kept", [-1.0, 5.0]),
+    "one level": trial("kept", [7.0]),
+    "more changed than tried": trial("changed", 11),
+    "other images than the first trial": trial("images", 9),
+    "no tried images": trial("images", 0),
+    "true tried images": trial("images", True),
+    "countless tried images": trial("images", 1 << 70),
+    "no uncorrected trial": changed("decision", "trials", 0),
+    "a budget of zero": changed("decision", "max_changed", value=0),
+    "a budget above one": changed("decision", "max_changed", value=1.5),
+    "a number as note": changed("decision", "note", value=3),
+    "no note": changed("decision", "note"),
+    "negative drift": lambda t, m: (t | {"bn/drift": -t["bn/drift"]}, m),
+    "NaN drift": lambda t, m: (t | {"bn/drift": t["bn/drift"] * torch.nan}, m),
+    "float32 drift": lambda t, m: (t | {"bn/drift": t["bn/drift"].float()}, m),
+    "drift of fewer statistics": lambda t, m: (t | {"bn/drift": t["bn/drift"][:1]}, m),
+    "drift of no images": changed("norms", "bn", "drifted", value=0),
+    "drift of half an image": changed("norms", "bn", "drifted", value=0.5),
+    "drift lost": lambda t, m: ({k: v for k, v in t.items() if k != "bn/drift"}, m),
+    "countless images": changed("norms", "bn", "images", value=1 << 70),
+    "drift of a gate that has none": changed("gate", "bn", "drifted", value=4),
+    "a lost norm": lambda t, m: (t, m | {"norms": "{}"}),
+    "a lost gate": lambda t, m: (t, m | {"gate": "{}"}),
+    "a site twice": lambda t, m: (t, m | {"sites": m["sites"].replace('"relu"', '"bn"', 1)}),
+    "a site's dimension is true": changed("sites", "sites", 0, 4, value=True),
+    "a site's dimension is far out": changed("sites", "sites", 0, 4, value=1 << 40),
+    "a site of another kind": changed("sites", "sites", 0, 1, value="relu"),
+    "text for a list of sites": changed("sites", "left", value="bn"),
+    "an infinite fingerprint": changed("fingerprint", "conv.weight", 1, value=math.inf),
+    "a fingerprint of NaN": changed("fingerprint", "conv.weight", 2, value=math.nan),
+    "a fingerprint with a negative norm": changed("fingerprint", "conv.weight", 1, value=-1.0),
+    "a fingerprint of true": changed("fingerprint", "conv.weight", 2, value=True),
+    "a fingerprint with a negative side": changed("fingerprint", "conv.weight", 0, 0, value=-2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", DECIDED_FAULTS.values(), ids=DECIDED_FAULTS.keys())
+def test_a_decided_file_that_cannot_be_right_is_refused(saved, fault):
+    decided_targets().save(saved)
+    assert trueup.Targets.load(saved) == decided_targets()
+    forge(saved, *fault(*parts(saved)))
+    with pytest.raises(ValueError, match=r"targets\.safetensors is a damaged trueup targets file"):
+        trueup.Targets.load(saved)
+
+
 def test_a_header_of_deep_json_is_refused(saved):
     header = deep("").encode()
     saved.write_bytes(len(header).to_bytes(8, "little") + header)
@@ -365,7 +459,9 @@ def test_a_file_of_the_second_version_is_read_and_says_what_it_lacks(tmp_path):
     ungated = trueup.Evidence(budget=1)
     assert trueup.correct(model, old, ungated)(x).equal(trueup.correct(model, targets, ungated)(x))
     assert trueup.correct(model, old, trueup.Evidence(budget=0, least=0))(x).equal(model(x))
-    with pytest.raises(ValueError, match=r"reads how unusual an image is.*calibrate again.*Evidence\(budget=1\)"):
+    with pytest.raises(
+        ValueError, match=r"these targets have no statistics for it.*calibrate again.*Evidence\(budget=1\)"
+    ):
         trueup.correct(model, old, trueup.Evidence())
     shift = trueup.measure(model, old, x)
     assert shift.norms == tuple(targets.norms)

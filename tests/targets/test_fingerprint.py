@@ -30,6 +30,15 @@ class TestFingerprint:
         for dtype in (torch.bfloat16, torch.float16, torch.float64):
             assert fingerprint.difference(Fingerprint.of(make("mobilenet").to(dtype))) == ""
 
+    def test_a_mask_of_infinities_belongs_to_its_own_model(self):
+        model = make("mobilenet")
+        model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        targets = trueup.calibrate(model, [images(4)], decide=False)
+        assert trueup.correct(model, targets, trueup.Correction()) is not None
+        model.mask.neg_()
+        with pytest.raises(ValueError, match="'mask' has other values"):
+            trueup.correct(model, targets, trueup.Correction())
+
     @pytest.mark.parametrize(
         ("change", "named"),
         [

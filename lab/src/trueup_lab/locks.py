@@ -1,7 +1,7 @@
 """Locks between processes: one at a time writes a file or a folder.
 
-The operating system holds a lock and releases it when its process ends, however it ends. So a killed process leaves
-no lock behind, at most an empty file, which the next one uses and removes.
+The operating system releases a lock when its process ends, also when it is killed. At most an empty file stays
+behind, which the next process uses and removes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def locked(
     try:
         yield
     finally:
-        # Removed while it is still held: whoever waits for the old file notices that it is gone, and tries again.
+        # Removed while it is still held: a process that waits for it notices that the file is gone, and tries again.
         if sys.platform == "win32":
             os.close(descriptor)  # Windows does not remove open files
             with suppress(OSError):  # in use by the next process

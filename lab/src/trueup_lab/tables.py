@@ -69,8 +69,8 @@ def start_table(path: str | os.PathLike[str], kind: type[R]) -> list[R]:
         elif complete != content:
             os.truncate(path, len(complete))
             warnings.warn(
-                f"{path}: the last line was damaged, as a killed process or a full disk leaves it. It was removed, and "
-                f"{len(rows)} rows are left; what it said will be measured again",
+                f"{path}: the last line was damaged, probably by a killed process or a full disk. It was removed, and "
+                f"{len(rows)} rows are left; the lost row will be measured again",
                 stacklevel=2,
             )
     return rows
@@ -84,8 +84,8 @@ def append_rows(
 ) -> list[R]:
     """Add rows to a file that `start_table` prepared: all of them, or none and an error. Return the added rows.
 
-    Processes can share the file. With a `key`, a row is left out if the file has one with the same key by now; the same
-    function should be given each time, since what was read is remembered by it.
+    Processes can share the file. With a `key`, a row is left out if another process has added one with the same key.
+    Pass the same function each time: the keys that were read are remembered per function.
     """
     rows = list(rows)
     if not rows:
@@ -96,11 +96,11 @@ def append_rows(
         if key is not None:
             there = _keys(path, os.fstat(file.fileno()).st_ino, complete, type(rows[0]), key)
             rows = [row for row in rows if key(row) not in there]
-        file.truncate(len(complete))  # without the rest of a line that a killed process left
+        file.truncate(len(complete))  # drops half a line that a killed process left
         file.seek(len(complete))
         left = memoryview(as_text(rows).encode())
         try:
-            while left:  # a disk that is nearly full takes a part, and only the next write fails
+            while left:  # a nearly full disk writes a part, and fails only at the next write
                 left = left[file.write(left) :]
         except OSError:
             file.truncate(len(complete))
@@ -131,7 +131,7 @@ _READ: dict[tuple[Path, Any], tuple[int, int, set[Hashable]]] = {}  # file numbe
 
 
 def _keys(path: Path, number: int, content: bytes, kind: type[R], key: Callable[[R], Hashable]) -> set[Hashable]:
-    """Return the keys of a file's rows. Only what was added since the last call is read."""
+    """Return the keys of a file's rows. Only rows added since the last call are read."""
     known, size, keys = _READ.get((path, key), (number, 0, set[Hashable]()))
     if known != number or size > len(content):  # another file
         size, keys = 0, set()
@@ -142,7 +142,7 @@ def _keys(path: Path, number: int, content: bytes, kind: type[R], key: Callable[
 
 
 class _DamagedLineError(ValueError):
-    """A line that is no row. `last` tells whether it is the file's last line."""
+    """A damaged line. `last` tells whether it is the file's last line."""
 
     def __init__(self, message: str, *, last: bool) -> None:
         super().__init__(message)
@@ -174,7 +174,7 @@ def _rows(path: str | os.PathLike[str], kind: type[R], content: bytes) -> list[R
             rows.append(kind(**{name: _parse(text, types[name]) for name, text in zip(header, line, strict=True)}))
     except (ValueError, csv.Error) as error:
         raise _DamagedLineError(
-            f"{os.fspath(path)}, line {reader.line_num}: damaged ({error}); remove this line, and what it said will be "
+            f"{os.fspath(path)}, line {reader.line_num}: damaged ({error}); remove this line, and its row will be "
             "measured again",
             last=reader.line_num == len(lines),
         ) from error

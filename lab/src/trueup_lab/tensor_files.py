@@ -58,7 +58,7 @@ def read_facts(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> dic
         facts = json.loads(metadata[FACTS])
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{os.fspath(path)} is damaged: its facts are no JSON ({error}); get or make it again"
+            f"{os.fspath(path)} is damaged: its facts are not JSON ({error}); get or make it again"
         ) from error
     if not isinstance(facts, dict):
         raise ValueError(f"{os.fspath(path)} is damaged: its facts are {type(facts).__name__}; get or make it again")

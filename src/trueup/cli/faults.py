@@ -1,4 +1,4 @@
-"""What goes wrong in a command, in one sentence: what, where, and the way out.
+"""Errors of a command in one sentence: what, where, and the way out.
 
 Every subcommand runs inside `Guarded`. Errors of users, files and devices become one line and exit status 2. Anything
 else is a fault of ours: one line that says so, and exit status 1. `--debug`, or TRUEUP_DEBUG=1, shows the traceback.
@@ -37,7 +37,7 @@ class Guarded(TyperGroup):
     """A group of commands that answers every error in a sentence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take `--debug` wherever it stands."""
+        """Accept `--debug` anywhere in the command."""
         if "--debug" in args:
             args = [arg for arg in args if arg != "--debug"]
             ctx.meta["trueup.debug"] = True
@@ -92,7 +92,7 @@ def _sentences() -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str | None:
-    """Return what is wrong, for the errors that users, files and devices cause; None for others."""
+    """Describe an error that a user, a file or a device caused; return None for any other."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         named = [os.fspath(name) for name in (error.filename, error.filename2) if isinstance(name, str | os.PathLike)]
         where = f"{named[-1]}: " if named else ""

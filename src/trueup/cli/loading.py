@@ -23,7 +23,7 @@ class NamedModel(NamedTuple):
 
 Loader = Callable[[str], NamedModel | None]
 LOADERS: list[Loader] = []
-"""What installed packages add: functions that return a model for the names that they know."""
+"""Entry points of installed packages: functions that return a model for the names that they know."""
 
 
 def load_model(name: str) -> NamedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -22,7 +21,8 @@ from trueup._reported import ImageReport, Reported, reading_norms
 from trueup.atomic import write_atomically
 from trueup.monitor.drift import DriftTest, Floats, gaps_of
 from trueup.monitor.rows import ImageRow, RowWriter, open_rows
-from trueup.monitor.snapshot import LARGEST_EVIDENCE, P_EDGES, Drift, Snapshot, read_json
+from trueup.monitor.sealed import seal, unseal
+from trueup.monitor.snapshot import LARGEST_EVIDENCE, P_EDGES, Drift, Snapshot
 from trueup.rules import Evidence
 from trueup.targets import Targets
 
@@ -127,9 +127,8 @@ class Monitor:
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything to a JSON file, so that `load` can go on in this or another process."""
         with self._lock:
-            window = self.snapshot().to_json()
-            state = {"format": FORMAT, "version": VERSION, "stream": self._stream, "test": self._test.state()}
-            write_atomically(Path(path), json.dumps({**state, "window": json.loads(window)}).encode())
+            state = {"window": self.snapshot().to_json(), "stream": self._stream, "test": self._test.state()}
+            write_atomically(Path(path), seal(FORMAT, VERSION, state).encode())
 
     @classmethod
     def load(
@@ -142,8 +141,8 @@ class Monitor:
         """Go on where the monitor that was saved stopped. It needs neither the model nor the targets."""
         monitor = cls.__new__(cls)
         try:
-            state = read_json(Path(path).read_text(encoding="utf-8"), FORMAT, VERSION)
-            test, window = DriftTest.from_state(state["test"]), Snapshot.from_json(json.dumps(state["window"]))
+            state = unseal(Path(path).read_text(encoding="utf-8"), FORMAT, VERSION)
+            test, window = DriftTest.from_state(state["test"]), Snapshot.from_json(state["window"])
             stream = state["stream"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a monitor that Monitor.save wrote: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,6 +13,7 @@ from typing import Any
 from trueup.atomic import write_atomically
 from trueup.monitor.binomial import Share, share_of
 from trueup.monitor.drift import Alarm
+from trueup.monitor.sealed import seal, unseal
 
 P_EDGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Upper edges of the histogram of p-values, as in Prometheus: a p-value is counted at the first edge that it does not
@@ -179,18 +179,20 @@ class Snapshot:
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
+        return seal(FORMAT, VERSION, asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Snapshot:
-        """The snapshot that `to_json` wrote. Raises ValueError if the text is something else."""
-        found = read_json(text, FORMAT, VERSION)
+        """The snapshot that `to_json` wrote. Raises ValueError if the text is something else, or damaged."""
+        found = unseal(text, FORMAT, VERSION)
         try:
             values = {f.name: found[f.name] for f in fields(cls)}
             for name in ("norms", "histogram", "evidence_sum", "evidence_images"):
                 values[name] = tuple(values[name])
             values["streams"] = {stream: _drift(drift) for stream, drift in values["streams"].items()}
-            return cls(**values)
+            snapshot = cls(**values)
+            _check(snapshot)
+            return snapshot
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a complete snapshot: {error!r}") from error
 
@@ -220,17 +222,22 @@ def local_time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds).astimezone()
 
 
-def read_json(text: str, kind: str, version: int) -> dict[str, Any]:
-    """The object that a JSON text holds, if it is of this kind and version."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"not a {kind}: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != kind:
-        raise ValueError(f"not a {kind}")
-    if found.get("version") != version:
-        raise ValueError(f"a {kind} of version {found.get('version')}; this trueup reads version {version}")
-    return found
+def _check(snapshot: Snapshot) -> None:
+    """Raise ValueError if the counts and sums cannot be those of any images."""
+    counts = (snapshot.changed, snapshot.compared, snapshot.unusual_images, snapshot.not_finite, snapshot.images)
+    sums = (snapshot.p_sum, snapshot.gate_sum, snapshot.unusual_at, *snapshot.evidence_sum)
+    times = [time for time in (snapshot.began, snapshot.ended) if time is not None]
+    fit = (
+        all(type(count) is int and count >= 0 for count in (*counts, *snapshot.histogram, *snapshot.evidence_images))
+        and all(type(value) in (int, float) and not value < 0 for value in (*sums, *times))  # not a number is allowed
+        and snapshot.changed <= snapshot.compared <= snapshot.images
+        and max(counts) == snapshot.images
+        and len(snapshot.histogram) == len(P_EDGES)
+        and len(snapshot.evidence_sum) == len(snapshot.evidence_images) == len(snapshot.norms)
+        and all(isinstance(norm, str) for norm in snapshot.norms)
+    )
+    if not fit:
+        raise ValueError(f"a damaged {FORMAT}: its counts and sums cannot be those of any images")
 
 
 def _drift(values: dict[str, Any]) -> Drift:

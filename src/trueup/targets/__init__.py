@@ -1,4 +1,4 @@
-"""What is known of clean data: a target per activation and per norm, their accumulation over images, and their file."""
+"""Statistics of clean data: a target per activation and per norm, their accumulation over images, and their file."""
 
 from trueup.targets.accumulate import Accumulator
 from trueup.targets.activation import ActivationTarget

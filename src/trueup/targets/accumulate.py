@@ -174,7 +174,7 @@ class _Sums:
         return batches
 
     def keep(self, names: Tensor, order: Tensor, batches: list[_Batch]) -> None:
-        """Keep the images of a batch with the smallest `names`, which are ascending; `order` is their place in it."""
+        """Keep the images with the smallest `names`, which are ascending; `order` holds their places in the batch."""
         self.images += len(names)
         full = len(self.sampled) == self._most
         count = min(self._most, int((names < self.sampled[-1]).sum()) if full else len(names))
@@ -209,7 +209,7 @@ class _Batch(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """What must be equal in two batches for their sums to be added."""
+    """Properties of a batch: the sums of two batches can be added if these are equal."""
 
     kind: _Kind
     shape: tuple[int, ...]

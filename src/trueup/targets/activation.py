@@ -63,7 +63,7 @@ class ActivationTarget:
 
     @property
     def compression_error(self) -> float:
-        """Mean over images of the 1-Wasserstein distance between their activations and what is kept of them.
+        """Mean over images of the 1-Wasserstein distance between an image's activations and their stored form.
 
         Averaging over images is linear, so the error of `target` is at most this if the quantiles were sorted. If they
         were read from histograms, this is an estimate halfway between levels, and too low.

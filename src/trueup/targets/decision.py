@@ -140,13 +140,16 @@ def _trial(values: dict[str, object]) -> Trial:
     if not isinstance(rule, dict) or not isinstance(values["kept"], list):
         raise ValueError("a trial of the decision has no rule or no answers")
     numbers = [values["changed"], *values["kept"], values["gain"], values["gain_square"], values.get("moved", 0.0)]
-    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+    if not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
         raise ValueError("a trial of the decision holds something that is not a number")
     images = values["images"]
-    if not isinstance(images, int) or isinstance(images, bool) or images < 1:
+    if not isinstance(images, int) or isinstance(images, bool) or not 0 < images < 1 << 53:
         raise ValueError(f"a trial of the decision has {images!r} images")
     changed, *kept, gain, square, moved = (float(n) for n in numbers)
     if len(kept) < 2 or not 0 <= changed <= images:
         raise ValueError(f"a trial of the decision has {changed} changed answers of {images}, and {len(kept)} levels")
+    most = images * (1 + 1e-6)  # sums of shares, rounded
+    if min(kept) < 0 or min(square, moved) < 0 or max(*kept, abs(gain), square) > most:
+        raise ValueError(f"a trial of the decision has sums over {images} images that no images give")
     setting = Evidence(**(rule | {"counts": tuple(rule["counts"])}))
     return Trial(setting, images, changed, tuple(kept), gain, square, moved)

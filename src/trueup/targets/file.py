@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = "trueup-targets"
 VERSION = 5
-"""Of the file format; newer ones are refused. 1 had no norms, 2 no gate, 3 no checksum, 4 no small files."""
+"""Version of the file format; newer files are refused. 1 had no norms, 2 no gate, 3 no checksum, 4 no small files."""
 
 _GROUPS = {"activations": "", "norms": "", "gate": "gate_"}  # each with a prefix of its tensors' names
 _FORMER_NAMES = {"activations": "sites", "norms": "channels", "gate": "gate"}  # up to version 3
@@ -89,7 +89,7 @@ def size(tensors: Mapping[str, Tensor]) -> int:
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
-    """Fields of `Targets` from a file. Raises ValueError, with the file's name and the reason, if anything is wrong."""
+    """Read the fields of `Targets`. Raises ValueError, with the file's name and the reason, if anything is wrong."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no targets at {path}; make them with trueup.calibrate(model, loader).save(path)")
     try:
@@ -105,14 +105,15 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         decision = Decision.from_json(metadata["decision"]) if "decision" in metadata else None
         rule = None if decision is None else decision.rule
         groups = {group: dict(_targets(group, version, metadata, tensors, rule)) for group in _GROUPS}
+        _check_names(groups, tensors)
         if not (groups["activations"] or groups["norms"]):
             raise ValueError("it holds no targets")
         _check("sampled", tensors["sampled"], torch.int64, 1)
         for name, target in ((name, target) for group in groups.values() for name, target in group.items()):
             if not 1 <= len(target.sample) <= min(len(tensors["sampled"]), target.images):
                 raise ValueError(
-                    f"site {name!r} keeps {len(target.sample)} of {target.images} images singly, and "
-                    f"{len(tensors['sampled'])} are named"
+                    f"site {name!r} has statistics of {len(target.sample)} single images, but {target.images} images "
+                    f"were seen and {len(tensors['sampled'])} are named"
                 )
         return {
             **groups,
@@ -121,7 +122,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
             "decision": decision,
             "sites": Sites.from_json(metadata["sites"]) if version >= 4 and "sites" in metadata else Sites(),
         }
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise ValueError(f"{path} is a damaged trueup targets file: {what}; calibrate again") from error
 
@@ -179,6 +180,8 @@ def _targets(
                 _check(name, drift, torch.float64, 2, negative=False)
                 if not _is_count(drifted) or drift.shape != total[:4].shape:
                     raise ValueError(f"the drift of site {name!r} has shape {tuple(drift.shape)} of {drifted!r} images")
+            elif type(drifted) is not int or drifted != 0 or record.get("drift") is not None:
+                raise ValueError(f"site {name!r} has no drift, but counts {drifted!r} images for it")
             known = None if settled is None else rule
             yield name, NormTarget(shape, total, images, sample, drift, drifted, settled, known)
 
@@ -196,8 +199,18 @@ def _check(
         raise ValueError(f"the quantiles of {name!r} are not ascending")
 
 
+def _check_names(groups: Mapping[str, Mapping[str, object]], tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a tensor belongs to no target: then the target of a site was lost."""
+    prefixes = {f"{name}/{_GROUPS[group]}" for group, targets in groups.items() for name in targets}
+    for name in tensors.keys() - {"sampled"}:
+        site, _, part = name.rpartition("/")
+        prefix = f"{site}/gate_" if part.startswith("gate_") else f"{site}/"
+        if prefix not in prefixes:
+            raise ValueError(f"the tensor {name!r} belongs to no site")
+
+
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 53
 
 
 def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

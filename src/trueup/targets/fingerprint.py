@@ -18,7 +18,7 @@ SMALL = 1 << 16  # values; larger tensors are copied to double precision one at 
 
 
 @dataclass(frozen=True)
-class Print:
+class TensorPrint:
     """Summary of one parameter or buffer: its shape, its norm, and one fixed projection of its values.
 
     An infinite norm stands for any values: those of a buffer that the forward pass itself changes.
@@ -30,11 +30,12 @@ class Print:
     rough: bool = False  # read from a quantised tensor; not written to files
 
     def __post_init__(self) -> None:
-        counts = all(isinstance(side, int) for side in self.shape)
-        if not counts or not all(isinstance(value, int | float) for value in (self.norm, self.projection)):
-            raise TypeError(f"a fingerprint's numbers are {self.shape}, {self.norm!r} and {self.projection!r}")
+        counts = all(type(side) is int and side >= 0 for side in self.shape)
+        numbers = all(type(value) in (int, float) for value in (self.norm, self.projection))
+        if not counts or not numbers or not self.norm >= 0 or not math.isfinite(self.projection):
+            raise ValueError(f"a fingerprint's numbers are {self.shape}, {self.norm!r} and {self.projection!r}")
 
-    def matches(self, other: Print) -> bool:
+    def matches(self, other: TensorPrint) -> bool:
         """Whether the values are equal up to rounding to another precision."""
         tolerance = ROUGH if self.rough or other.rough else TOLERANCE
         size = max(self.norm, other.norm)
@@ -50,7 +51,7 @@ class Fingerprint:
     parameter has moved by more than about a hundredth of its norm.
     """
 
-    tensors: Mapping[str, Print]
+    tensors: Mapping[str, TensorPrint]
 
     @classmethod
     def of(cls, model: nn.Module) -> Fingerprint:
@@ -93,7 +94,7 @@ class Fingerprint:
     @classmethod
     def from_json(cls, text: str) -> Fingerprint:
         """Read what `to_json` wrote."""
-        return cls({name: Print(tuple(s), n, p) for name, (s, n, p) in json.loads(text).items()})
+        return cls({name: TensorPrint(tuple(s), n, p) for name, (s, n, p) in json.loads(text).items()})
 
 
 def is_quantised(model: nn.Module) -> bool:
@@ -113,7 +114,7 @@ def _is_quantised(tensor: Tensor) -> bool:
     )
 
 
-def _prints(tensors: list[Tensor]) -> list[Print]:
+def _prints(tensors: list[Tensor]) -> list[TensorPrint]:
     """Summaries of all tensors.
 
     Small ones of equal length go together and all results are fetched at once, since a model on a GPU has hundreds.
@@ -134,4 +135,4 @@ def _prints(tensors: list[Tensor]) -> list[Print]:
         found[values.device].append(torch.stack([norms, projections], dim=1))
     fetched = {device: iter(torch.cat(some).tolist()) for device, some in found.items()}
     pairs = {number: next(fetched[tensors[number].device]) for group in alike.values() for number in group}
-    return [Print(tuple(tensor.shape), *pairs[number]) for number, tensor in enumerate(tensors)]
+    return [TensorPrint(tuple(tensor.shape), *pairs[number]) for number, tensor in enumerate(tensors)]

@@ -1,4 +1,4 @@
-"""What a site is, and all the sites of a model with how they were found."""
+"""`Site`: one place in a model. `Sites`: all of them, with how they were found."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Select = Callable[[Site], bool]
 
 
 def check_select(select: object) -> None:
-    """Refuse what is no predicate."""
+    """Raise TypeError unless `select` is None or a predicate."""
     if select is not None and not callable(select):
         raise TypeError(
             f"select={select!r}: expected a predicate on a Site, such as select=lambda site: site.name in names, or "
@@ -51,7 +51,7 @@ class Sites(tuple[Site, ...]):
     """Sites in the order of the forward pass, and how they were found. Prints as a table.
 
     traced: whether the forward pass was traced. If not, the model runs as it is and its calls are watched.
-    why: the reason why it was not traced, and what is not visible at all.
+    why: the reason why it was not traced, and which calls cannot be seen.
     left: names of sites that are left alone, because their rows are not images.
     """
 
@@ -72,7 +72,7 @@ class Sites(tuple[Site, ...]):
 
     @property
     def note(self) -> str:
-        """How the sites were found and what is left alone, in a sentence or two; empty for an ordinary trace."""
+        """One or two sentences on how the sites were found and what is left alone; empty for an ordinary trace."""
         how = "" if self.traced else f"The model runs untraced, and its calls are watched: {self.why}."
         left = f"Left alone, because their rows are not images: {', '.join(self.left)}." if self.left else ""
         return " ".join(part for part in (how, left) if part)
@@ -105,7 +105,8 @@ class Sites(tuple[Site, ...]):
         """Read what `to_json` wrote."""
         known = json.loads(text)
         sites = cls((_site(*row) for row in known["sites"]), **{k: known[k] for k in ("traced", "why", "left")})
-        if not (isinstance(sites.traced, bool) and isinstance(sites.why, str) and _are_texts(sites.left)):
+        kinds = (type(known["traced"]), type(known["why"]), type(known["left"]))
+        if kinds != (bool, str, list) or not _are_texts(sites.left) or len({site.name for site in sites}) < len(sites):
             raise TypeError(f"the record of sites is {text[:80]!r}")
         return sites
 
@@ -113,7 +114,8 @@ class Sites(tuple[Site, ...]):
 def _site(*row: Any) -> Site:
     site = Site(*row)
     texts = _are_texts((site.name, site.operation)) and site.kind in KINDS
-    if not texts or not isinstance(site.channel_dim, int) or {type(site.sparse), type(site.folded)} != {bool}:
+    flags = {type(site.sparse), type(site.folded)} == {bool}
+    if not texts or not flags or type(site.channel_dim) is not int or abs(site.channel_dim) > 64:
         raise TypeError(f"the record of a site is {row}")
     return site
 

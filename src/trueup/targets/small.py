@@ -1,8 +1,8 @@
-"""Small files: fewer single images, and a byte per number of each.
+"""Small files: fewer sampled images, with one byte per number.
 
-What single images are kept for is the spread of each statistic over images, and ranks. A byte divides the range of a
-statistic over images, some six spreads, into 255 steps: its rounding adds less than 0.01 % to the variance. Eighty
-images know a spread to 8 %, and ranks to 1.2 %; 512 know it to 3 %.
+Sampled images serve to estimate the spread of each statistic over images, and to rank new images. A byte divides the
+range of a statistic, about six spreads, into 255 steps, and this rounding adds less than 0.01 % to the variance. Eighty
+images give a spread to within 8 % and ranks to within 1.2 %; 512 images give a spread to within 3 %.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Targets`: everything that is known of a model's activations on clean images, as a value that merges and compares."""
+"""`Targets`: statistics of a model's activations on clean images, as a value that merges and compares."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trueup.targets.site import Sites
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What a model's activations look like on clean images, made by `trueup.calibrate`.
+    """Statistics of a model's activations on clean images, made by `trueup.calibrate`.
 
         targets = trueup.calibrate(model, monday) + trueup.calibrate(model, tuesday)
         targets.save("model.trueup.safetensors")
@@ -36,8 +36,8 @@ class Targets:
     chooses again. Two are equal if their contents are.
     """
 
-    SAMPLE: ClassVar[int] = 512  # images whose statistics are kept per site: tells what one in a hundred looks like
-    GATE_SAMPLE: ClassVar[int] = 4096  # images kept for the gate: half of them rank, and tell one in a thousand
+    SAMPLE: ClassVar[int] = 512  # images whose statistics are kept per site: enough to rank one in a hundred
+    GATE_SAMPLE: ClassVar[int] = 4096  # images kept for the gate: half of them rank new images, to one in a thousand
 
     SMALL_ABOVE: ClassVar[int] = 20_000_000  # bytes of a file that keeps all of these images
 
@@ -78,7 +78,7 @@ class Targets:
 
     @property
     def images(self) -> int:
-        """How many images were seen."""
+        """Number of images seen."""
         return next((target.images for group in (self.activations, self.norms) for target in group.values()), 0)
 
     def __add__(self, other: Targets) -> Targets:
@@ -118,9 +118,9 @@ class Targets:
     def save(self, path: str | PathLike[str], *, small: bool | None = None) -> None:
         """Write one safetensors file. It contains only numbers and text; loading it runs no code.
 
-        A `small` file keeps fewer single images, to a byte per number: a sixth of the size. A model that is corrected
-        by the rule that calibration chose is the same to the last bit; any other rule, and `measure`, know less
-        precisely how single images vary (docs/targets.md). By default files of more than 20 MB are small. Use
+        A `small` file keeps fewer sampled images, with one byte per number: a sixth of the size. The rule that
+        calibration chose corrects the model as before, to the last bit; any other rule, and `measure`, know less
+        precisely how single images vary (docs/targets.md). By default, files of more than 20 MB are small. Use
         `small=False` for targets that will be added to others.
         """
         tensors, metadata = file.contents(self)
@@ -146,13 +146,13 @@ _Target = TypeVar("_Target", ActivationTarget, NormTarget)
 
 @dataclass(frozen=True)
 class _Kept:
-    """Which sampled images survive a merge: `order` counts the first part's `first` images, then the second part's."""
+    """Sampled images that survive a merge: `order` counts the first part's `first` images, then the second part's."""
 
     first: int
     order: Tensor
 
     def rows(self, a: Tensor, b: Tensor) -> Tensor:
-        """Their rows. A target may keep only the first of the sampled images, so `a` and `b` may be shorter."""
+        """Rows of these images. A target may hold only the first sampled images, so `a` and `b` may be shorter."""
         if not len(b):
             return a
         with torch.autocast("cpu", enabled=False):  # autocast cannot concatenate float16 on a CPU

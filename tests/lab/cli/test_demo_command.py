@@ -1,4 +1,4 @@
-"""`trueup demo`: it runs on what is installed, tells the truth, and says no to nonsense."""
+"""`trueup demo`: it runs without a download, reports true numbers, and refuses nonsense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trueup demo --task segmentation`: it runs on what is installed, and the default helps in every weather."""
+"""`trueup demo --task segmentation`: it runs without a download, and the default helps in every weather."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def train(call):
     return lambda *arguments: call("train", "--device", "cpu", *arguments)
 
 
-def test_it_trains_the_seeds_it_is_given_and_says_how_it_goes(train, few_digits, tmp_path):
+def test_it_trains_the_given_seeds_and_reports_progress(train, few_digits, tmp_path):
     result = train("--set", "digits", "--seeds", "0,2", "--epochs", 2, "--batch", 8, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "epoch 2/2  loss" in result.output

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from trueup.atomic import write_atomically
-from trueup_lab.data.corrupted_sets import clean, imagenet_c, load
+from trueup_lab.data.corrupted_sets import clean, imagenet_c, load, writer
 from trueup_lab.data.corrupted_sets.manifest import Manifest
 from trueup_lab.data.corrupted_sets.writer import make
 from trueup_lab.data.corruptions import GENERATOR, corrupt
@@ -51,14 +51,14 @@ def test_the_manifest_says_how_a_file_was_made(small_root):
     assert np.load(small_root / "MNIST-C" / "shear" / "test_images.npy").shape == (12, 28, 28, 1)
 
 
-def test_what_is_whole_is_not_made_again(small_root):
+def test_a_whole_file_is_not_made_again(small_root):
     make("cifar10-c", root=small_root, only=SOME)
     assert make("cifar10-c", root=small_root, only=SOME) == []
     assert make("cifar10-c", root=small_root, only=["contrast", "saturate"]) == ["saturate.npy"]
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "gone"])
-def test_what_is_broken_is_mended(small_root, harm):
+def test_a_broken_file_is_mended(small_root, harm):
     make("cifar10-c", root=small_root, only=SOME)
     path = small_root / "CIFAR-10-C" / "contrast.npy"
     whole = path.read_bytes()
@@ -90,7 +90,7 @@ def test_published_files_are_never_touched(small_root):
     assert load("cifar10-c", "brightness", 1, root=small_root).origin == "generated"
 
 
-def test_a_full_disk_is_said_before_it_is_full(small_root, monkeypatch):
+def test_a_full_disk_is_reported_before_it_is_full(small_root, monkeypatch):
     usage = shutil.disk_usage(small_root)
     monkeypatch.setattr(f"{MODULE}.shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(OSError, match=r"0 MB left.*run the same command again"):
@@ -131,7 +131,7 @@ def test_a_process_killed_before_it_lists_a_file_does_not_make_it_published(smal
     assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
 
 
-def test_what_a_killed_process_leaves_is_mended(small_root):
+def test_leftovers_of_a_killed_process_are_mended(small_root):
     """Half a file under another name, and a file that is listed without a checksum."""
     make("cifar10-c", root=small_root, only=SOME)
     top = small_root / "CIFAR-10-C"
@@ -155,6 +155,36 @@ def test_a_new_seed_that_was_stopped_does_not_take_the_old_file_for_its_own(smal
         found = load(family, "shot_noise", 5, root=small_root, seed=seed).images.clone()
         made = corrupt(clean(family, small_root).images, "shot_noise", 5, family=family, seed=seed)
         assert torch.equal(found, made)
+
+
+def test_a_new_seed_that_was_stopped_before_it_is_listed_is_made_again(small_root, monkeypatch):
+    make("cifar10-c", root=small_root, only=["shot_noise"], seed=0)
+    listed = writer._list
+    monkeypatch.setattr(writer, "_list", lambda *entry: killed() if entry[-1].sha256 else listed(*entry))
+    with pytest.raises(KeyboardInterrupt):
+        make("cifar10-c", root=small_root, only=["shot_noise"], seed=7)
+    monkeypatch.undo()
+    for seed in (0, 7):
+        found = load("cifar10-c", "shot_noise", 5, root=small_root, seed=seed)
+        made = corrupt(clean("cifar10-c", small_root).images, "shot_noise", 5, family="cifar10-c", seed=seed)
+        assert torch.equal(found.images, made)
+
+
+def test_an_unfinished_folder_is_not_read(small_root):
+    unit = small_root / "ImageNet-C" / "weather" / "fog" / "3"
+    make("imagenet-c", root=small_root, only=["fog"], severities=[3])
+    assert imagenet_c("fog", 3, root=small_root).seed is None  # read
+    (unit / ".unfinished").touch()
+    assert imagenet_c("fog", 3, root=small_root).seed == 0  # generated
+
+
+def test_a_new_manifest_does_not_list_generated_files_as_published(small_root):
+    make("cifar10-c", root=small_root, only=["contrast"])
+    path = small_root / "CIFAR-10-C" / "trueup-manifest.json"
+    path.unlink()
+    make("cifar10-c", root=small_root, only=["brightness"])
+    assert json.loads(path.read_text())["published"] == []
+    assert load("cifar10-c", "contrast", 1, root=small_root).origin == "generated"
 
 
 @pytest.mark.parametrize("first", [0, 7])
@@ -196,6 +226,28 @@ def test_processes_make_one_set_together(small_root):
     assert make("cifar10-c", root=small_root, only=names) == []
     left = {path.name for path in (small_root / "CIFAR-10-C").iterdir()}
     assert left == {*manifest(small_root), "trueup-manifest.json"}
+
+
+def test_a_file_that_another_process_is_making_is_waited_for(small_root, waits):
+    top = small_root / "CIFAR-10-C"
+    assert waits(top / "contrast.npy", lambda: make("cifar10-c", root=small_root, only=["contrast"]))
+    assert set(manifest(small_root)) == {"contrast.npy", "labels.npy"}
+    unit = small_root / "ImageNet-C" / "weather" / "fog" / "3"
+    assert waits(unit, lambda: make("imagenet-c", root=small_root, only=["fog"], severities=[3]))
+    assert len(list(unit.glob("*/*.JPEG"))) == 4
+
+
+def test_a_manifest_is_changed_by_one_process_at_a_time(small_root, waits):
+    make("cifar10-c", root=small_root, only=["contrast"])
+    top = small_root / "CIFAR-10-C"
+
+    def add():
+        with Manifest.changing(top) as content:
+            content.files["other.npy"] = content.files["contrast.npy"]
+
+    assert waits(top / "trueup-manifest.json", add)
+    assert waits(top / "trueup-manifest.json", lambda: make("cifar10-c", root=small_root, only=["contrast"]))
+    assert set(manifest(small_root)) == {"contrast.npy", "labels.npy", "other.npy"}
 
 
 def test_a_manifest_that_an_earlier_version_wrote_is_read(small_root):

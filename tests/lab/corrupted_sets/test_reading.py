@@ -100,7 +100,7 @@ def test_a_broken_array_is_named(tmp_path, rng):
         load("cifar10-c", "fog", 1, root=tmp_path)
 
 
-def test_what_is_not_there_is_made_or_named(small_root):
+def test_a_missing_set_is_made_or_named(small_root):
     found = load("cifar10-c", "contrast", 2, root=small_root)
     assert found.origin == "generated"
     assert len(found) == 12
@@ -194,7 +194,7 @@ def test_a_mark_that_contradicts_the_manifest_is_damage(small_root):
     content = first.read_bytes()
     at = content.index(b"recipe ") + 7
     first.write_bytes(content[:at] + b"0123456789ab" + content[at + 12 :])
-    with pytest.raises(ValueError, match="fog/2 is damaged: it carries the mark of another recipe"):
+    with pytest.raises(ValueError, match="fog/2 is damaged: its mark names another recipe"):
         imagenet_c("fog", 2, root=small_root)
     assert make("imagenet-c", root=small_root, only=["fog"], severities=[2]) == ["weather/fog/2"]
     assert first.read_bytes() == content

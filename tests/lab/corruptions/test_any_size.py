@@ -72,7 +72,7 @@ def test_the_seed_decides_what_is_random(name):
 @pytest.mark.usefixtures("textures")
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "motion_blur"])  # which is rather horizontal
 def test_turning_the_shape_keeps_the_strength(name):
-    """No axis is taken for the other: what is done to a tall image is as strong as what is done to a wide one."""
+    """Axes are not confused: a tall image is corrupted as strongly as a wide one."""
     wide = images(4, 150, 250)
     tall = wide.mT.contiguous()
     strengths = [change(x, corrupt(x, name, 3, family="imagenet-c")) for x in (wide, tall)]

@@ -1,4 +1,4 @@
-"""What is wrong is said: what came, what was wanted, and the way out."""
+"""Errors name the value, the expectation, and the way out."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_canny_edges_are_scikit_images(seed):
 
 
 def test_every_pixel_of_a_region_that_touches_a_seed_is_reached():
-    """A spiral is the longest way there is."""
+    """A spiral is the longest possible path."""
     region = torch.zeros(1, 33, 33, dtype=torch.bool)
     row = col = 0
     region[0, 0, 0] = True

@@ -77,7 +77,7 @@ def test_chance_follows_the_seed_and_the_index(family, name, data_path):
 
 
 def digest() -> str:
-    """Of a few images of everything that can be made without textures."""
+    """Digest of a few images of every corruption that needs no textures."""
     parts = []
     for family, names in (("mnist-c", corruption_names("mnist-c")), ("cifar10-c", corruption_names("cifar10-c"))):
         x = images(family, 300)  # enough for torch to share the work among threads

@@ -1,4 +1,4 @@
-"""CamVid's folders: pictures red first, masks by name, and what is missing is said."""
+"""CamVid's folders: pictures red first, masks by name, and missing files are named."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_split_without_masks_is_all_void(root):
     assert found.labels.unique().tolist() == [camvid.VOID]
 
 
-def test_what_is_missing_is_said(root, tmp_path):
+def test_missing_parts_are_named(root, tmp_path):
     with pytest.raises(MissingDataError, match="no images of CamVid in .*nowhere"):
         camvid.load("test", tmp_path / "nowhere")
     (root / "camvid" / "CamVid" / "testannot" / "a.png").unlink()

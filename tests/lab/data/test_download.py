@@ -119,7 +119,7 @@ def test_a_chunked_answer_that_breaks_off_loses_nothing(server, tmp_path, cut):
     assert server.ranges == [None, f"bytes={cut}-"]
 
 
-def test_an_interruption_by_the_user_keeps_what_came(server, tmp_path):
+def test_an_interruption_by_the_user_keeps_the_bytes_that_arrived(server, tmp_path):
     server.files["a.bin"] = CONTENT
 
     def interrupt(_, here, __):
@@ -160,7 +160,7 @@ def test_a_file_that_is_not_there_says_so(server, tmp_path):
     assert "resume" not in str(caught.value)
 
 
-def test_without_a_connection_nothing_is_said_to_be_kept(server, tmp_path):
+def test_without_a_connection_no_bytes_are_reported_as_kept(server, tmp_path):
     url = server.url("a.bin").replace(str(server.server_port), "1")
     with pytest.raises(DownloadError, match=r"could not download .*refused.*Try again, or put the file at"):
         fetch(url, tmp_path / "a.bin", md5=MD5)
@@ -316,7 +316,7 @@ def test_the_command_gets_a_set_and_answers_mistakes_in_a_sentence(call, server,
     assert "unknown data set 'svhn'; known: mnist, cifar10" in unknown.output
 
 
-def test_an_archive_without_what_it_should_hold_is_reported(server, small_set, tmp_path, monkeypatch):
+def test_an_archive_without_the_expected_files_is_reported(server, small_set, tmp_path, monkeypatch):
     first = REMOTES["small"][0]
     monkeypatch.setitem(REMOTES, "small", (Remote(first.url, first.md5, "", ("set/other",)),))
     with pytest.raises(DownloadError, match="set/other is missing"):

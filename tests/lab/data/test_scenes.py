@@ -1,4 +1,4 @@
-"""Drawn scenes: the same every time, masks and depths that fit the picture, weather that hides what is far."""
+"""Drawn scenes: the same every time, masks and depths that fit the picture, weather that hides distant things."""
 
 from __future__ import annotations
 

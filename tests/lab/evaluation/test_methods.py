@@ -45,7 +45,7 @@ def test_a_stateless_method_treats_each_image_on_its_own(method, network, inputs
 
 
 @pytest.mark.parametrize("method", [m for m in ALL if not m.needs.stateless], **names)
-def test_what_says_it_needs_others_does(method, network, inputs, targets):
+def test_a_method_that_needs_a_batch_depends_on_it(method, network, inputs, targets):
     prepared = method.prepare(network, targets)
     together = prepared(inputs)
     alone = torch.cat([method.prepare(network, targets)(x[None]) for x in inputs])

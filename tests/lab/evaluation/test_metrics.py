@@ -70,7 +70,7 @@ def test_there_are_fifteen_and_four():
     assert (len(ERRORS), len(EXTRA_ERRORS)) == (15, 4)
 
 
-def test_what_is_missing_or_unknown_is_named():
+def test_missing_and_unknown_names_are_named():
     with pytest.raises(ValueError, match="gaussian_noise is missing"):
         metrics.mean_corruption_error({})
     with pytest.raises(ValueError, match="no error of AlexNet is published for stripe"):

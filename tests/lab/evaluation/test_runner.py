@@ -1,4 +1,4 @@
-"""The runner: every row once, whatever the batch, the interruption or the number of processes."""
+"""The runner: every row once, for every batch size, interruption and number of processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(tmp_path, subject):
     return one
 
 
-def test_rows_are_there_for_every_method_and_set_and_tell_what_made_them(run, tmp_path):
+def test_every_method_and_set_has_a_row_with_its_provenance(run, tmp_path):
     assert run()
     rows = read_rows(tmp_path / "rows.csv")
     assert len(rows) == 6 * 4

@@ -269,7 +269,7 @@ def test_a_stateless_method_gives_the_same_numbers_in_every_stream(run):
 def test_images_set_aside_are_calibrated_on_and_not_tested(subject, run):
     benchmark = Benchmark("scenes", set_aside=3)
     test = made("test").images
-    assert benchmark.numbers.tolist() == [k for k in range(24) if k % 3]
+    assert benchmark.image_numbers.tolist() == [k for k in range(24) if k % 3]
     assert torch.cat(list(benchmark.calibration(batch=5))).equal(test[::3])
     assert benchmark.open(Case("identity", 0)).take(torch.tensor([0, 1, 2])).equal(test[[1, 2, 4]])
     _, rows = run(replace(SMALL, methods=(Uncorrected(), Realign()), set_aside=3, only=("identity",)))

@@ -20,14 +20,14 @@ ALL = torch.arange
 
 def test_some_images_are_spread_over_the_set_and_keep_their_numbers(small_root):
     benchmark = Benchmark("cifar10", root=small_root, images=4, seed=5)
-    assert benchmark.numbers.tolist() == [0, 3, 6, 9]
+    assert benchmark.image_numbers.tolist() == [0, 3, 6, 9]
     test = benchmark.open(Case("gaussian_noise", 2))
     whole = cifar10.load("test", small_root)
     noisy = corrupt(whole.images, "gaussian_noise", 2, family="cifar10-c", seed=5)
     assert test.take(torch.tensor([2, 1])).equal(noisy[[6, 3]])
-    assert test.labels.equal(whole.labels[benchmark.numbers])
+    assert test.labels.equal(whole.labels[benchmark.image_numbers])
     assert test.origin == "generated"
-    assert benchmark.open(Case("identity", 0)).take(ALL(4)).equal(whole.images[benchmark.numbers])
+    assert benchmark.open(Case("identity", 0)).take(ALL(4)).equal(whole.images[benchmark.image_numbers])
 
 
 def test_published_arrays_are_read_and_named_so(small_root):

@@ -30,6 +30,6 @@ def test_others_are_not_sorted_even_where_the_set_is():
     assert len(batch.unique()) == 7
 
 
-def test_what_is_no_stream_is_refused():
+def test_an_unknown_stream_is_refused():
     with pytest.raises(ValueError, match="unknown stream 'shuffled'; known: single, corruption, mixed, sorted"):
         order("shuffled", LABELS)

@@ -1,4 +1,4 @@
-"""What the pictures of activations show, against direct computation."""
+"""Numbers behind the pictures of activations, against direct computation."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_few_images_explain_more_than_many(tmp_path):
     assert "80.00 / 84.14 (-4.14)" in line
 
 
-def test_what_is_missing_says_how_to_get_it(tmp_path):
+def test_a_missing_model_says_how_to_get_it(tmp_path):
     sources = lacking(experiment("table2"), tmp_path, tmp_path)
     assert [source.norm for source in sources] == ["bn", "frn", "gn"]
     assert "trueup train --set cifar10 --norm gn --seeds 0-9" in sources[2].missing(tmp_path)

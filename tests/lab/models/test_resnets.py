@@ -1,4 +1,4 @@
-"""The networks: sizes from the literature, both shortcut and stride kinds, traceable whatever the norm."""
+"""The networks: sizes from the literature, both kinds of shortcut and stride, traceable with every norm."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_the_same_seed_twice_and_other_recipes_are_refused(runs, tiny, tmp_path)
         gather([*runs, tmp_path / "other"])
 
 
-def test_the_command_writes_what_it_is_asked_for_and_says_what(call, runs, tmp_path):
+def test_the_command_writes_the_requested_files_and_names_them(call, runs, tmp_path):
     result = call("export", *runs, "--models", tmp_path / "m", "--table", tmp_path / "t.csv")
     assert result.exit_code == 0, result.output
     assert "resnet20-gn-digits.safetensors  1.6" in result.output

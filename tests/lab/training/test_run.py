@@ -143,10 +143,31 @@ def test_a_crash_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_what_a_killed_process_left_is_removed(tiny, tmp_path):
+def test_leftovers_of_a_killed_process_are_removed(tiny, tmp_path):
     (tmp_path / ".checkpoint.safetensors.12345").write_bytes(b"half a checkpoint")
     train(replace(CHOICES, recipe=replace(CHOICES.recipe, epochs=1)), tiny, tiny, Engine(), out=tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint.safetensors", "history.csv", "record.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors, _: tensors.update({"0/weights/fc.weight": torch.ones(3)}), "fc.weight is missing or wrong"),
+        (lambda tensors, facts: tensors.pop("0/weights/fc.bias"), "fc.bias is missing or wrong"),
+        (lambda tensors, facts: facts.update(epoch=99), "epoch is missing or wrong"),
+        (lambda tensors, facts: facts.update(epoch=-1), "epoch is missing or wrong"),
+        (lambda tensors, facts: facts["history"][0].pop("loss"), "loss"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_whose_parts_do_not_fit_is_refused(tiny, tmp_path, change, message):
+    """As a faulty writer leaves it: its checksum is right."""
+    path, once = tmp_path / "checkpoint.safetensors", replace(CHOICES, recipe=replace(CHOICES.recipe, epochs=1))
+    train(once, tiny, tiny, Engine(), out=tmp_path)
+    tensors, facts = load_checkpoint(path)
+    change(tensors, facts)
+    save_checkpoint(path, tensors, facts)
+    with pytest.raises(ValueError, match=f"damaged checkpoint .*{message}.*delete it"):
+        train(once, tiny, tiny, Engine(), out=tmp_path)
 
 
 def test_another_safetensors_file_is_no_checkpoint(tmp_path):

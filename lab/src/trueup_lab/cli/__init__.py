@@ -1,6 +1,6 @@
 """The laboratory's subcommands of `trueup`, one file per command.
 
-A command imports torch, and whatever imports it, inside its function: `trueup --help` must not wait for it.
+A command imports torch, and modules that need torch, inside its function: `trueup --help` must not wait for it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def show_demo(
     if task not in ("classification", "segmentation"):
         raise typer.BadParameter(f"--task {task}: expected classification or segmentation")
     correction = Correction(lambda1, lambda2, iterations, location)  # type: ignore[arg-type]
-    pyplot()  # whatever is missing is said before the work, not after it
+    pyplot()  # a missing package is reported before the work, not after it
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=out):
         pass

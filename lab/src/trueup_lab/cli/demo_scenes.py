@@ -20,7 +20,7 @@ def show_scenes(scenes: int, out: Path) -> None:
     from trueup_lab.figures.style import pyplot
     from trueup_lab.tables import write_table
 
-    pyplot()  # a missing package is said before the work, not after it
+    pyplot()  # a missing package is reported before the work, not after it
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:

@@ -1,4 +1,4 @@
-"""What `trueup demo` prints and writes: a table, a summary, and rows of a CSV file."""
+"""Output of `trueup demo`: a table, a summary, and rows of a CSV file."""
 
 from __future__ import annotations
 

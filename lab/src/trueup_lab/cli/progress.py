@@ -24,12 +24,12 @@ def passes(*, quiet: bool = False) -> Iterator[Callable[[EvaluationProgress], No
     """Yield the function that the runner reports its progress to."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        said = float("-inf")  # the first line comes at once
+        last = float("-inf")  # time of the last line; the first comes at once
 
         def line(progress: EvaluationProgress) -> None:
-            nonlocal said
-            if not quiet and (time.monotonic() - said > EVERY or progress.done == progress.total):
-                said = time.monotonic()
+            nonlocal last
+            if not quiet and (time.monotonic() - last > EVERY or progress.done == progress.total):
+                last = time.monotonic()
                 left = f"  {duration(progress.left)} left" if progress.done else ""
                 typer.echo(f"{progress.done}/{progress.total}{left}  {progress.what}", err=True)
 

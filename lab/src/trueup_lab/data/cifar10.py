@@ -58,7 +58,7 @@ def _read_batch(path: Path) -> Images:
 
 
 class _RefusedError(pickle.UnpicklingError, ValueError):
-    """Something that CIFAR-10's files do not hold."""
+    """A pickled object that CIFAR-10's files do not contain."""
 
 
 class _Unpickler(pickle.Unpickler):

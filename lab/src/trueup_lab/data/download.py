@@ -237,7 +237,9 @@ def _transfer(url: str, part: Path, report: DownloadProgress) -> None:
         total = here + int(length) if length else None
         with part.open("ab" if resumed else "wb") as file:
             report(part.stem, here, total)
-            while block := response.read1(1 << 20):  # what has come, so that an interruption loses none of it
+            while block := response.read1(
+                1 << 20
+            ):  # the bytes that have arrived, so that an interruption loses none of them
                 file.write(block)
                 here += len(block)
                 report(part.stem, here, total)

@@ -1,4 +1,4 @@
-"""Marks of generated images: text inside a file that says what it was made from.
+"""Marks of generated images: text inside a file that names its recipe.
 
 A mark stays with its file when the manifest is lost or the file is copied elsewhere. In a .npy array it is a comment
 after the header, in a JPEG a comment segment with a checksum of the rest.

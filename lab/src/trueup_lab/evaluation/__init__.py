@@ -1,5 +1,6 @@
 """Evaluation: methods behind one protocol, streams of images, metrics, and a runner that fills a CSV file."""
 
+from trueup_lab.evaluation.jobs import row_kind
 from trueup_lab.evaluation.methods import (
     BatchStatistics,
     Correct,
@@ -15,8 +16,9 @@ from trueup_lab.evaluation.methods import (
 )
 from trueup_lab.evaluation.metrics import accuracy, calibration_error, mean_corruption_error, mean_iou
 from trueup_lab.evaluation.per_image import read_counts
+from trueup_lab.evaluation.plan import EvaluationProgress, Plan
 from trueup_lab.evaluation.rows import EvaluationRow, SegmentationRow, read_rows
-from trueup_lab.evaluation.runner import EvaluationProgress, Plan, evaluate, row_kind
+from trueup_lab.evaluation.runner import evaluate
 from trueup_lab.evaluation.sets import Benchmark, Case
 from trueup_lab.evaluation.streams import STREAMS, Stream
 from trueup_lab.evaluation.subjects import Subject, read_subjects

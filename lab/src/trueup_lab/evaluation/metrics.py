@@ -52,8 +52,8 @@ def calibration_error(confidence: Tensor, correct: Tensor, *, bins: int = BINS) 
 def mean_iou(intersection: Tensor, union: Tensor) -> Tensor:
     """Return the mean intersection over union of the classes that occur, `(...)` from counts `(..., classes)`.
 
-    A class with an empty union is neither there nor said to be, and does not count. Sum the counts over images first:
-    the mean IoU of a set is not the mean over its images.
+    A class that is neither present nor predicted has an empty union, and does not count. Sum the counts over images
+    first: the mean IoU of a set is not the mean over its images.
 
     >>> mean_iou(torch.tensor([1, 3, 0]), torch.tensor([2, 3, 0]))
     tensor(0.7500, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Predictions of a network on a stream of images, and what they come to: one class per image, or one per pixel."""
+"""Predictions of a network on a stream of images, and their summaries: one class per image, or one per pixel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Predictions:
     """Predictions for `count` images so far, and the time they took.
 
     They stay on the device, in the order of the test set rather than of the stream, so that no result depends on how
-    images are batched. Subclasses say what is noted of a prediction.
+    images are batched. Subclasses decide what to store of a prediction.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -25,15 +25,15 @@ class Predictions:
         self.seconds = 0.0
 
     def note(self, positions: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Note the predictions for the images at `positions`."""
+        """Store the predictions for the images at `positions`."""
         raise NotImplementedError
 
     def columns(self, part: slice) -> dict[str, Any]:
-        """Columns of a row that say what the predictions for a part of the images come to."""
+        """Summarise the predictions for a part of the images, as columns of a row."""
         raise NotImplementedError
 
     def per_image(self, part: slice) -> dict[str, Tensor]:
-        """What a comparison paired over images needs; empty if it needs nothing."""
+        """Counts per image for comparisons paired over images; empty if the columns suffice."""
         del part
         return {}
 
@@ -68,7 +68,7 @@ class Classified(Predictions):
         self.correct = torch.zeros(count, dtype=torch.bool, device=device)
 
     def note(self, positions: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Note confidence and correctness. `logits` `(batch, classes)`, `labels` `(batch,)`."""
+        """Store confidence and correctness. `logits` `(batch, classes)`, `labels` `(batch,)`."""
         confidence, said = logits.softmax(dim=1).max(dim=1)
         self.confidence[positions] = confidence.float()
         self.correct[positions] = said == labels
@@ -106,7 +106,7 @@ class Segmented(Predictions):
         known, image = labels < self.classes, torch.arange(len(labels), device=labels.device)[:, None, None]
         wide = self.classes + 1
         cell = (image * wide + labels.clamp(max=self.classes)) * wide + said.clamp(max=self.classes)
-        # (batch, truth, said); the last of each is what is no class
+        # (batch, truth, predicted); the last of each holds everything that is no class
         table = torch.bincount(cell.flatten(), minlength=len(labels) * wide * wide).view(-1, wide, wide)[:, :-1]
         self.intersection[positions] = table[:, :, :-1].diagonal(dim1=1, dim2=2)
         self.said[positions], self.truth[positions] = table[:, :, :-1].sum(dim=1), table.sum(dim=2)

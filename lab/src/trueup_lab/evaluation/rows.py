@@ -51,7 +51,8 @@ class SegmentationRow(EvaluationRow):
     """The result of one model and method on one test set with a class per pixel.
 
     Accuracy and calibration error are over pixels. `set_aside` k means that every k-th test image was used for
-    calibration (without its labels) and not for testing; 0 that training images were used, and all test images tested.
+    calibration (without its labels) and not for testing. 0 means that training images were used, and all test images
+    tested.
     """
 
     mean_iou: float  # percent, over the classes that occur
@@ -61,7 +62,7 @@ class SegmentationRow(EvaluationRow):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The key of any row, and what was set aside."""
+        """The key of any row, and the number of `set_aside`."""
         return (*super().key, self.set_aside)
 
 

@@ -89,7 +89,7 @@ class Benchmark:
         if images is not None and not 1 <= images <= len(available):
             raise ValueError(f"images={images}: {name} has {len(available)} test images; ask for 1 to {len(available)}")
         count = len(available) if images is None else images
-        self.numbers = available[torch.arange(count) * len(available) // count]  # of the images, in the whole set
+        self.image_numbers = available[torch.arange(count) * len(available) // count]  # of the images, in the whole set
 
     @property
     def classes(self) -> int | None:
@@ -137,7 +137,7 @@ class Benchmark:
                 case.corruption,
                 severity,
                 family=self.family,
-                indices=self.numbers[at.cpu()],
+                indices=self.image_numbers[at.cpu()],
                 seed=self.seed,
                 root=self.root,
             ),
@@ -172,17 +172,19 @@ class Benchmark:
             folder = imagenet_c(case.corruption, case.severity, root=self.root, origin=self.origin, seed=self.seed)
             if folder.seed is not None:
                 return None
-            labels = torch.tensor([folder.source.files[number][1] for number in self.numbers.tolist()])
+            labels = torch.tensor([folder.source.files[number][1] for number in self.image_numbers.tolist()])
             # Stored images went through JPEG, and give other accuracies than those that are generated on the way.
             source, stored = folder.source, "generated, jpeg" if folder.origin == "generated" else folder.origin
-            return TestSet(case, labels, stored, lambda at: _read(source, self.numbers[at.cpu()]).to(self.device))
+            return TestSet(case, labels, stored, lambda at: _read(source, self.image_numbers[at.cpu()]).to(self.device))
         found = arrays.read(self.family, case.corruption, case.severity, self.root, seed=self.seed)
         if found is None or self.origin not in (None, found[1]):
             if self.origin == "published":
                 raise arrays.missing(self.family, case.corruption, case.severity, self.root)
             return None
         (images, labels), origin = found
-        return TestSet(case, labels[self.numbers], origin, lambda at: images[self.numbers[at.cpu()]].to(self.device))
+        return TestSet(
+            case, labels[self.image_numbers], origin, lambda at: images[self.image_numbers[at.cpu()]].to(self.device)
+        )
 
     @cached_property
     def _test(self) -> Images:
@@ -221,21 +223,21 @@ class Benchmark:
     @cached_property
     def _labels(self) -> Tensor:
         if self._large:
-            return torch.tensor([self._folder.files[number][1] for number in self.numbers.tolist()])
-        return self._test.labels[self.numbers]
+            return torch.tensor([self._folder.files[number][1] for number in self.image_numbers.tolist()])
+        return self._test.labels[self.image_numbers]
 
     @cached_property
     def _pixels(self) -> Tensor | None:
         """All clean images on the device, or None if there are too many."""
         if not self._large:
-            return self._test.images[self.numbers].to(self.device)
-        if len(self.numbers) * 3 * 224**2 > _KEEP:
+            return self._test.images[self.image_numbers].to(self.device)
+        if len(self.image_numbers) * 3 * 224**2 > _KEEP:
             return None
-        return _read(self._folder, self.numbers).to(self.device)
+        return _read(self._folder, self.image_numbers).to(self.device)
 
     def _clean(self, positions: Tensor) -> Tensor:
         if self._pixels is None:
-            return _read(self._folder, self.numbers[positions.cpu()]).to(self.device)
+            return _read(self._folder, self.image_numbers[positions.cpu()]).to(self.device)
         return self._pixels[positions.to(self.device)]
 
 

@@ -18,7 +18,7 @@ def rows_file(results: Path, set_name: str) -> Path:
 
 
 def lacking(experiment: Experiment, results: Path, root: Path | None = None) -> list[Source]:
-    """Return the missing models of an experiment. `source.missing(results, root)` tells how to get each."""
+    """Return the missing models of an experiment. `source.missing(results, root)` says how to get each."""
     if experiment.rows == "setting":
         return []
     return [s for norm in experiment.norms if (s := source(experiment.set, norm)).missing(results, root)]

@@ -42,7 +42,7 @@ METHODS: tuple[Method, ...] = (
     Tent(rate=1e-4),
     Tent(),
 )
-"""What is compared. Methods that depend on the batch get batches of one corruption."""
+"""The methods compared. Those that depend on the batch get batches of one corruption."""
 
 BATCH = 8
 """Batch size of the methods that depend on it: what fits beside a network for segmentation on a small device."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from trueup_lab.demo.scenes import ScenesRow
 from trueup_lab.experiments.segmentation import FIFTEEN, SummaryRow, best_mixing
 from trueup_lab.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, pyplot, quiet, save
+from trueup_lab.page_blocks import rewrite
 from trueup_lab.performance.rows import read_timings
 from trueup_lab.tables import read_table
 
@@ -34,11 +34,7 @@ def document(root: Path) -> None:
     if [row for row in rows if row.group == "fifteen"]:
         draw_severities(rows, root / "results" / "figures" / "segmentation-severities.png")
         draw_classes(rows, root / "results" / "figures" / "segmentation-classes.png")
-    path = root / PAGE
-    text = path.read_text(encoding="utf-8")
-    for name, table in tables(root).items():
-        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
-    path.write_text(text, encoding="utf-8")
+    rewrite(root / PAGE, tables(root))
 
 
 def tables(root: Path) -> dict[str, str]:

@@ -64,11 +64,12 @@ def stages(variant: int) -> list[tuple[int, int, int, int, int]]:
     >>> stages(2)[2:4]
     [(6, 48, 3, 2, 5), (6, 88, 4, 2, 3)]
     """
-    width_scale, depth_scale = SCALES[variant]
-    return [
-        (e, int(width * width_scale + 4) // 8 * 8, math.ceil(n * depth_scale) if 0 < k < len(STAGES) - 1 else n, *rest)
-        for k, (e, width, n, *rest) in enumerate(STAGES)
-    ]
+    wider, deeper = SCALES[variant]
+    found = []
+    for number, (expansion, width, repeats, stride, kernel) in enumerate(STAGES):
+        blocks = math.ceil(repeats * deeper) if 0 < number < len(STAGES) - 1 else repeats
+        found.append((expansion, int(width * wider + 4) // 8 * 8, blocks, stride, kernel))
+    return found
 
 
 class Block(nn.Module):

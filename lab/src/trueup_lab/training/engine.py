@@ -1,4 +1,4 @@
-"""How training steps are executed: choices that change the speed but not the mathematics."""
+"""The engine of training steps: choices that change the speed but not the mathematics."""
 
 from __future__ import annotations
 

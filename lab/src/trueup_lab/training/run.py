@@ -138,7 +138,7 @@ def train(
         )
     with locked(out / CHECKPOINT, wait=False):
         for left in out.glob(f".{CHECKPOINT}.[0-9]*"):
-            left.unlink()  # by a process that was killed while it wrote
+            left.unlink()  # half a file of a process that was killed
         return _train(choices, train_images, test_images, engine, out, time_limit, checkpoint_every, test_every, report)
 
 
@@ -222,7 +222,7 @@ def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str
     choices = _choices(out / CHECKPOINT, facts)
     if facts["epoch"] != choices.recipe.epochs:
         raise ValueError(
-            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; the same train command goes on"
+            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; the same command continues it"
         )
     record = _read_record(out / RECORD)
     if untested := [seed for seed in choices.seeds if str(seed) not in record["test_accuracy"]]:
@@ -249,7 +249,7 @@ def _finished(choices: Choices, state: dict[str, Tensor]) -> nn.Module:
 
 
 def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[HistoryRow], dict[str, Tensor]]:
-    """Return the epoch, the history and the tensors of a checkpoint. Refuse that of another run."""
+    """Return the epoch, the history and the tensors of a checkpoint. Refuse a checkpoint of another run."""
     tensors, facts = load_checkpoint(path)
     # Through `Choices`, because an older checkpoint lacks newer choices and was made with their defaults.
     there, wanted = _flat(_plain(_choices(path, facts))), _flat(_plain(choices))

@@ -1,7 +1,7 @@
-"""The manifest of a folder with generated files: which they are, how they were generated, and their checksums.
+"""The manifest of a folder with generated files: their names, their checksums, and how they were generated.
 
-Published files that lay in the folder before are listed too. So a file has an origin if it is listed, or if there is
-no manifest at all; anything else is of unknown origin, and never taken for published.
+Published files that were in the folder before are listed too. A file's origin is known if the file is listed, or if
+the folder has no manifest. Any other file is of unknown origin, and never taken for published.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Made:
 
     @property
     def recipe(self) -> Recipe:
-        """What it is made from."""
+        """Recipe that it was made from."""
         return Recipe(self.generator, self.seed, self.constants)
 
     @classmethod
@@ -56,7 +56,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read the manifest of `folder`; an empty one that does not exist if there is none."""
+        """Read the manifest of `folder`; if there is none, return an empty one with `exists` False."""
         path = folder / NAME
         if not path.exists():
             return cls(folder)
@@ -94,12 +94,12 @@ class Manifest:
             manifest.write()
 
     def start(self, names: Iterable[str]) -> None:
-        """Write a new manifest, which lists as published those of `names` that are there and carry no mark."""
+        """Write a new manifest. The files among `names` that exist and carry no mark are listed as published."""
         self.published = {name for name in names if (self.folder / name).exists() and self._mark(name) is None}
         self.write()
 
     def origin(self, name: str) -> Origin:
-        """Return whether a file or folder that is there was generated or published."""
+        """Return whether an existing file or folder was generated or published."""
         if name in self.files or self._mark(name) is not None:
             return "generated"
         if not self.exists or name in self.published:
@@ -118,7 +118,7 @@ class Manifest:
         """Raise ValueError if a listed file or folder carries the mark of another recipe."""
         if self._mark(name) not in (None, self.files[name].recipe.mark):  # earlier versions wrote no marks
             raise ValueError(
-                f"{self.folder / name} is damaged: it carries the mark of another recipe than its manifest says; run "
+                f"{self.folder / name} is damaged: its mark names another recipe than its manifest; run "
                 "`trueup data make` again"
             )
 

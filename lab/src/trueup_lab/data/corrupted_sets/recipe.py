@@ -1,4 +1,4 @@
-"""What a generated file is made from: generator version, seed and constants."""
+"""Recipe of a generated file: generator version, seed and constants."""
 
 from __future__ import annotations
 

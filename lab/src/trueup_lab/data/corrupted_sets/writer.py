@@ -46,8 +46,7 @@ def make(
 
     Published files are never touched. Generated files are kept if their checksum, seed, generator version and
     constants match, and made again otherwise. `severities` applies to ImageNet-C only, where each severity has its own
-    folder. Several processes may make parts of one set at the same time; a file that another one is making is waited
-    for.
+    folder. Several processes may make parts of one set at the same time; each waits for files that another is making.
     """
     names = tuple(only) or corruption_names(family)
     for name in names:
@@ -251,7 +250,7 @@ def _write_images(
     progress: Callable[[int], None],
     size: int = 64,
 ) -> None:
-    """Write the images, each atomically. Those that are there, undamaged and of the same recipe, are kept."""
+    """Write the images, each atomically. Existing images are kept if they are undamaged and of the same recipe."""
     names = [(file.parent.name, file.name) for file, _ in data.source.files]
     for stray in {file.relative_to(place).parts for file in place.glob("*/*")} - set(names):
         place.joinpath(*stray).unlink()  # of other clean images
@@ -271,7 +270,7 @@ def _write_images(
 
 
 def _is_whole(path: Path, recipe: Recipe) -> bool:
-    """Whether an image is there, of this recipe and undamaged, by its own mark."""
+    """Whether an image exists, and is of this recipe and undamaged by its own mark."""
     if mark_of(path) != recipe.mark:
         return False
     try:

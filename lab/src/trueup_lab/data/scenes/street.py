@@ -15,7 +15,7 @@ HEIGHT, WIDTH = 128, 224
 
 
 class Scene(NamedTuple):
-    """A picture, what is in it and how far away."""
+    """A picture with the class and the distance of each pixel."""
 
     image: NDArray[np.uint8]  # (height, width, 3)
     mask: NDArray[np.uint8]  # (height, width), numbers of CLASSES

@@ -96,7 +96,7 @@ def parse_method(text: str) -> Method:
         try:
             found = getattr(importlib.import_module(kind), rest)
             found = found() if isinstance(found, type) else found  # a class stands for its defaults
-        except Exception as error:  # whatever a user's module raises when it is imported
+        except Exception as error:  # a user's module may raise anything when it is imported
             raise ValueError(f"no method {text!r}: {type(error).__name__}: {error}") from error
         if not (
             isinstance(getattr(found, "name", None), str)

@@ -44,6 +44,25 @@ def norm_outputs(model: nn.Module, x: Tensor, see: Callable[[str, Tensor], None]
     network(x)
 
 
+def mean_over_images(
+    model: nn.Module, batches: Iterable[Tensor], total: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Return the mean over images of a statistic of each norm layer's output, by the layer's name, in float32.
+
+    `total(output)` returns the sum of the statistic over the images of a batch.
+    """
+    sums: dict[str, Tensor] = {}
+    images = 0
+
+    def add(name: str, output: Tensor) -> None:
+        sums[name] = sums[name] + total(output) if name in sums else total(output)
+
+    for batch in batches:
+        norm_outputs(model, batch, add)
+        images += len(batch)
+    return {name: (summed / images).float() for name, summed in sums.items()}
+
+
 def rebatched(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:
     """Cut batches into batches of `size` images; the last may be smaller.
 

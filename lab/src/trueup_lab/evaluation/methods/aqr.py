@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trueup_lab.evaluation.methods.after_norms import after_norms, norm_outputs, rebatched
+from trueup_lab.evaluation.methods.after_norms import after_norms, mean_over_images, rebatched
 from trueup_lab.evaluation.methods.protocol import Needs, Network, require
 from trueup_lab.evaluation.methods.quantile import MatchQuantiles, check_levels, quantiles
 from trueup_lab.evaluation.methods.spelling import spell
@@ -45,17 +45,12 @@ class Aqr:
     @torch.inference_mode()
     def calibrate(self, model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return the quantiles of pooled images `(C, levels)` by name of the norm layer."""
-        sums: dict[str, Tensor] = {}
-        images = 0
 
-        def add(name: str, output: Tensor) -> None:
+        def total(output: Tensor) -> Tensor:
             pooled = output.flatten(2).transpose(0, 1).flatten(1)  # (C, batch * pixels)
-            sums[name] = sums.get(name, 0) + len(output) * quantiles(pooled, self.levels).double()
+            return len(output) * quantiles(pooled, self.levels).double()
 
-        for batch in rebatched(batches, POOLED):
-            norm_outputs(model, batch, add)
-            images += len(batch)
-        return {name: (total / images).float() for name, total in sums.items()}
+        return mean_over_images(model, rebatched(batches, POOLED), total)
 
     def prepare(self, model: nn.Module, targets: dict[str, Tensor] | None) -> Network:
         """Return a clone that matches quantiles after its norms."""

@@ -1,4 +1,4 @@
-"""What `trueup.correct(model, targets)` does: the setting that calibration chose for the model."""
+"""The default of `trueup.correct(model, targets)`: the setting that calibration chose for the model."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Network = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method requires beyond the model and one image at a time. Tables show it.
+    """Requirements of a method beyond the model and one image at a time. Tables show them.
 
     batch_norm  the model has batch norm layers
     targets     a calibration on clean images
@@ -62,7 +62,7 @@ class Method(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What the method requires."""
+        """Requirements of the method."""
         ...
 
     def prepare(self, model: nn.Module, targets: Any) -> Network:

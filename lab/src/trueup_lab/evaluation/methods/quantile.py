@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trueup_lab.evaluation.methods.after_norms import after_norms, norm_outputs
+from trueup_lab.evaluation.methods.after_norms import after_norms, mean_over_images
 from trueup_lab.evaluation.methods.protocol import Needs, Network, require
 from trueup_lab.evaluation.methods.spelling import spell
 
@@ -43,17 +43,8 @@ class ChannelQuantile:
     @torch.inference_mode()
     def calibrate(self, model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return the mean quantile function `(C, levels)` by name of the norm layer."""
-        sums: dict[str, Tensor] = {}
-        images = 0
-
-        def add(name: str, output: Tensor) -> None:
-            # quantiles: (batch, C, levels)
-            sums[name] = sums.get(name, 0) + quantiles(output.flatten(2), self.levels).double().sum(0)
-
-        for batch in batches:
-            norm_outputs(model, batch, add)
-            images += len(batch)
-        return {name: (total / images).float() for name, total in sums.items()}
+        # quantiles: (batch, C, levels)
+        return mean_over_images(model, batches, lambda x: quantiles(x.flatten(2), self.levels).double().sum(0))
 
     def prepare(self, model: nn.Module, targets: dict[str, Tensor] | None) -> Network:
         """Return a clone that matches quantiles after its norms."""
