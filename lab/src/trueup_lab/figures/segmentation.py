@@ -76,9 +76,9 @@ def in_words(rows: Sequence[SummaryRow]) -> str:
     least, most = by_gain[0], by_gain[-1]
     read_batches = [gain[method, "fifteen"].gain for method in ("bn-batch", "tent:rate=0.0001")]
     text = (
-        f"Calibration chose `{clean.rule}`. It gains {fifteen.gain:.1f} ± {fifteen.error:.1f} points of mean IoU on the "
-        f"mean of the fifteen corruptions and {clean.gain:+.1f} ± {clean.error:.1f} on clean images. The smallest gain "
-        f"on any of the {fifteen.sets} corrupted sets is {fifteen.worst:+.1f}. BN mixing at the N that is best on the "
+        f"Calibration chose `{clean.rule}`. It gains {fifteen.gain:.1f} ± {fifteen.error:.1f} points of mean IoU on "
+        f"the mean of the fifteen corruptions and {clean.gain:+.1f} ± {clean.error:.1f} on clean images. The smallest "
+        f"gain on any of the {fifteen.sets} corrupted sets is {fifteen.worst:+.1f}. BN mixing at the N that is best on the "
         f"four gains {gain[mixing, 'fifteen'].gain:.1f} and changes clean images by {gain[mixing, 'clean'].gain:+.1f}. "
         f"Methods that read a batch of eight images of one corruption gain {read_batches[0]:.1f} (batch norm of the "
         f"batch) and {read_batches[1]:.1f} (TENT). The default gains most under {most.group.replace('_', ' ')} "
