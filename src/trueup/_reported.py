@@ -26,7 +26,7 @@ FEWEST = 8  # sampled images: half of them describe clean images, and half rank
 
 
 class ImageReport(AtSite):
-    """Report of how unusual each image of a batch is, from the moments that the readers measured.
+    """Report how unusual each image of a batch is, from the moments that the readers measured.
 
     It returns a dictionary of float32 tensors:
 
@@ -96,7 +96,7 @@ class ImageReport(AtSite):
 def reading_of(
     targets: Targets, rule: Rule, report: Reported, sites: Sequence[Site], corrected: Collection[str]
 ) -> Reading | None:
-    """Readings that `report` asks for among the model's `sites`: none, the first norm, or all norms."""
+    """Return the reading that `report` asks for: None, the first norm, or all norms of the model."""
     if report is False:
         return None
     names = [site.name for site in sites]

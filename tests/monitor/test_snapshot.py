@@ -80,7 +80,7 @@ def test_adding_is_associative_and_takes_the_whole_span():
 def test_snapshots_of_other_norms_or_levels_are_not_added():
     with pytest.raises(ValueError, match="norms is"):
         window() + Snapshot(("a",), 0.01)
-    with pytest.raises(ValueError, match="unusual_at is 0.01 in one and 0.05 in other"):
+    with pytest.raises(ValueError, match="unusual_at is 0.01 in one and 0.05 in the other"):
         window() + Snapshot(("a", "b"), 0.05)
 
 

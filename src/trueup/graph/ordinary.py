@@ -61,7 +61,7 @@ class LikeItsModel(nn.Module):
         self.__class__ = type(plain.__name__, (plain,), {"forward": forward, "_made_for_one": True, **names})
 
     def _save_to_state_dict(self, *_: Any) -> None:
-        """Nothing: the model saves what is its own."""
+        """Save nothing: the model saves its own state."""
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for key in [key for key in state if key.startswith(prefix)]:
@@ -116,7 +116,7 @@ def leaf(forward: Forward) -> Forward:
 
 
 def function_of(graph: fx.Graph) -> Callable[..., Any]:
-    """The graph as a function of the module and its inputs.
+    """Compile the graph to a function of the module and its inputs.
 
     torch.fx's own modules keep the text of every graph that was ever made, so a service that makes many would grow.
     """

@@ -111,7 +111,7 @@ class DriftTest:
         self.balls += np.bincount(gaps, minlength=len(self.balls))
 
     def _returns(self, gaps: Counts) -> Floats:
-        """What each kind of bet pays per unit on each image: `(images, bets)`."""
+        """Payoff per unit staked, for each image and kind of bet: `(images, bets)`."""
         beyond, inside = self._balls_before(gaps)
         total = len(self.balls) + self.images + np.arange(len(gaps))
         low, high = (beyond / total)[:, None], ((beyond + inside) / total)[:, None]
@@ -120,7 +120,7 @@ class DriftTest:
         return paid
 
     def _balls_before(self, gaps: Counts) -> tuple[Counts, Counts]:
-        """Balls in more unusual gaps, and in the image's own, when it comes: by blocks, then within each block."""
+        """Count the balls in more unusual gaps and in the image's own gap, at the moment when each image arrives."""
         n, size = len(gaps), len(self.balls)
         blocks = -(-n // BLOCK)
         padded = np.concatenate([gaps, np.full(blocks * BLOCK - n, size)]).reshape(blocks, BLOCK)
@@ -137,7 +137,7 @@ class DriftTest:
         return below[block, gaps] + less, balls[block, gaps] + same
 
     def _leaders(self, placed: Floats, won: Floats, times: Floats) -> tuple[Floats, Floats, Floats]:
-        """Capital of the best starting time at the end, the start of the best bet per image, and of each at the end."""
+        """Return, for the starting time that won most: its capital at the end, the start per image, and at the end."""
         known = np.concatenate([self._best[None], placed[1:]])
         leading = np.maximum.accumulate(known, axis=0)
         place = np.maximum.accumulate(np.where(known == leading, np.arange(len(known))[:, None], 0), axis=0)[1:]
@@ -151,7 +151,7 @@ class DriftTest:
         return float(self._start[self._best.argmax()])
 
     def state(self) -> dict[str, Any]:
-        """All that the test knows, as JSON takes it."""
+        """State of the test, in values that JSON can hold."""
         return {
             "clean": self.clean,
             "false_alarm": self.false_alarm,
@@ -167,7 +167,7 @@ class DriftTest:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> DriftTest:
-        """The test that `state` describes."""
+        """Return the test that `state` describes."""
         test = cls(state["clean"], false_alarm=state["false_alarm"])
         test.balls = np.array(state["balls"], dtype=np.int64)
         test.images, test.log_e, test.log_largest = state["images"], state["log_e"], state["log_largest"]
@@ -198,5 +198,5 @@ def log_cumulative_sums(logs: Floats) -> Floats:
 
 
 def finite(x: float) -> float | None:
-    """A number that JSON can hold: None for minus infinity."""
+    """Return None in place of an infinite number, which JSON cannot hold."""
     return x if math.isfinite(x) else None

@@ -83,7 +83,7 @@ class Monitor:
         self._begin(DriftTest(self.clean_images, false_alarm=false_alarm))
 
     def _begin(self, test: DriftTest) -> None:
-        """Start with an empty window and a stream of this process's own."""
+        """Start an empty window and a new stream for this process."""
         self._lock, self._process, self._stream = threading.RLock(), os.getpid(), uuid.uuid4().hex
         self._test = test
         self._window = Snapshot(self.norms, self.unusual)

@@ -57,7 +57,7 @@ class Snapshot:
     gate_sum: float = 0.0
     evidence_sum: tuple[float, ...] = ()
     evidence_images: tuple[int, ...] = ()
-    compared: int = 0  # images of which is known whether the answer changed
+    compared: int = 0  # images whose answer was compared with the model's
     changed: int = 0
     began: float | None = None  # time of the first image, in seconds since 1970
     ended: float | None = None
@@ -74,7 +74,9 @@ class Snapshot:
         for name in ("norms", "unusual_at"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                raise ValueError(f"these snapshots cannot be added: {name} is {mine!r} in one and {theirs!r} in other")
+                raise ValueError(
+                    f"these snapshots cannot be added: {name} is {mine!r} in one and {theirs!r} in the other"
+                )
         numbers = ("images", "not_finite", "unusual_images", "p_sum", "gate_sum", "compared", "changed")
         rows = ("histogram", "evidence_sum", "evidence_images")
         times = [(a, b) for a, b in ((self.began, self.ended), (other.began, other.ended)) if a is not None]
@@ -168,7 +170,7 @@ class Snapshot:
 
     @property
     def verdict(self) -> str:
-        """What the drift test says, in a sentence."""
+        """The drift test's result, as a sentence."""
         e_value = f"e-value 10^{self.log_e_value / math.log(10):.1f}"
         if self.since is None:
             return f"no drift found ({e_value})"
@@ -197,7 +199,7 @@ class Snapshot:
             raise ValueError(f"not a complete snapshot: {error!r}") from error
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a small JSON file, at once: a reader never sees half of it."""
+        """Write a small JSON file atomically: a reader never sees half of it."""
         write_atomically(Path(path), self.to_json().encode())
 
     @classmethod
@@ -210,7 +212,7 @@ class Snapshot:
 
 
 def merged(*paths: str | PathLike[str]) -> Snapshot:
-    """The sum of the snapshots in files: of several windows, or of several workers."""
+    """Load and add snapshots of several windows or workers."""
     if not paths:
         raise ValueError("merged: expected the path of at least one snapshot")
     first, *others = (Snapshot.load(path) for path in paths)

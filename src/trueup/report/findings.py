@@ -28,7 +28,7 @@ FAR = 0.6  # share of images beyond the clean median
 
 
 class Shown(NamedTuple):
-    """An image that is shown."""
+    """One of the most unusual images, as the report shows it."""
 
     number: int  # in its set, from 0
     p: float  # NaN if the targets cannot tell
@@ -40,7 +40,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SetFindings:
-    """What was found in one set of images."""
+    """Results for one set of images."""
 
     name: str
     images: int
@@ -66,7 +66,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """All that a report says."""
+    """Everything that a report shows."""
 
     model: str
     targets: Targets
@@ -141,7 +141,7 @@ def deviating_norms(some: SetFindings, clean: Mapping[str, Tensor]) -> dict[str,
 
 @torch.inference_mode()
 def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) -> tuple[SetFindings, Tensor]:
-    """What was found in a set, and its first batch."""
+    """Return the results for a set, and its first batch."""
     monitor = None if networks.reporting is None else Monitor(networks.reporting, unusual=_level(networks.reporting))
     shifts: list[Shift] = []
     p_values, answers, changed = list[Tensor](), list[tuple[Tensor, Tensor]](), None

@@ -67,7 +67,7 @@ def _verdict(some: SetFindings, clean: Mapping[str, Tensor], *, several: bool) -
         bounds = f"95 % interval {share.low:.1%} to {share.high:.1%}; clean images: {seen.unusual_at:.1%}"
         tiles.append(
             (
-                f"unusual images (p ≤ {seen.unusual_at:.2g}); {bounds}",
+                f"unusual images (p\u00a0≤\u00a0{seen.unusual_at:.2g}); {bounds}",
                 f"{share.value:.1%}",
                 "bad" if bad else "good",
             )
@@ -200,21 +200,21 @@ def _card(shown: Shown, classes: Sequence[str] | None) -> str:
 
 
 def _answers(some: SetFindings, classes: Sequence[str] | None, *, several: bool) -> str:
-    of = f"Of {escape(some.name)}, " if several else ""
+    of = f"In “{escape(some.name)}”, the" if several else "The"
     if some.answers is None:
         return "<p>The model's outputs are not class scores, so answers were not compared.</p>"
     before, after = some.answers
     changed = before != after
     count = int(changed.sum())
     if not count:
-        return f"<p>{of or 'Of '}{some.images} images, none gets another answer.</p>"
+        return f"<p>{of} correction changes none of {some.images} answers.</p>"
     pairs = Counter(zip(before[changed].tolist(), after[changed].tolist(), strict=True))
     rows = "".join(
         f'<tr><td>{_class(a, classes)}</td><td>{_class(b, classes)}</td><td class="n">{n}</td></tr>'
         for (a, b), n in pairs.most_common(CHANGES_SHOWN)
     )
     more = f'<p class="soft">and {len(pairs) - CHANGES_SHOWN} other changes</p>' if len(pairs) > CHANGES_SHOWN else ""
-    start = f"{of}{count} of {some.images} images get another answer:"
+    start = f"{of} correction changes {count} of {some.images} answers:"
     return (
         f'<p>{start}</p><div class="scroll"><table><tr><th>model</th><th>corrected</th><th class="n">images</th></tr>'
         f"{rows}</table></div>{more}"

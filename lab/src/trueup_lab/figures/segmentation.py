@@ -78,11 +78,12 @@ def in_words(rows: Sequence[SummaryRow]) -> str:
     text = (
         f"Calibration chose `{clean.rule}`. It gains {fifteen.gain:.1f} ± {fifteen.error:.1f} points of mean IoU on "
         f"the mean of the fifteen corruptions and {clean.gain:+.1f} ± {clean.error:.1f} on clean images. The smallest "
-        f"gain on any of the {fifteen.sets} corrupted sets is {fifteen.worst:+.1f}. BN mixing at the N that is best on the "
-        f"four gains {gain[mixing, 'fifteen'].gain:.1f} and changes clean images by {gain[mixing, 'clean'].gain:+.1f}. "
-        f"Methods that read a batch of eight images of one corruption gain {read_batches[0]:.1f} (batch norm of the "
-        f"batch) and {read_batches[1]:.1f} (TENT). The default gains most under {most.group.replace('_', ' ')} "
-        f"({most.gain:+.1f}) and least under {least.group.replace('_', ' ')} ({least.gain:+.1f})."
+        f"gain on any of the {fifteen.sets} corrupted sets is {fifteen.worst:+.1f}. BN mixing at the N that is best "
+        f"on the four gains {gain[mixing, 'fifteen'].gain:.1f} and changes clean images by "
+        f"{gain[mixing, 'clean'].gain:+.1f}. Methods that read a batch of eight images of one corruption gain "
+        f"{read_batches[0]:.1f} (batch norm of the batch) and {read_batches[1]:.1f} (TENT). The default gains most "
+        f"under {most.group.replace('_', ' ')} ({most.gain:+.1f}) and least under {least.group.replace('_', ' ')} "
+        f"({least.gain:+.1f})."
     )
     return textwrap.fill(text, 136) + "\n"
 

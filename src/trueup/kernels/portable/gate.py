@@ -1,4 +1,4 @@
-"""The gate in operators that every runtime has: steps that are added up, instead of a search among them."""
+"""The gate in operators that every runtime has: a sum of ramps takes the place of a search among knots."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Levels = Literal["even", "dense ends"]
 
 
 class Target(NamedTuple):
-    """A target as `transport` reads it."""
+    """Constants of a target, in the form that `transport` reads."""
 
     values: Tensor  # (m,) float32
     spacing: Levels
@@ -23,7 +23,7 @@ class Target(NamedTuple):
 
 
 def target_of(curve: Tensor, levels: Tensor | None) -> Target | None:
-    """The target of a curve at these `levels`; None if they are spaced in none of the ways of `calibrate`."""
+    """Return the target of a curve at these `levels`, or None if `calibrate` never spaces levels like that."""
     if levels is not None and not torch.allclose(
         levels.double(), _dense_ends(len(levels)).to(levels.device), rtol=0, atol=1e-9
     ):
