@@ -38,6 +38,8 @@ class Launch:
         compiled = self.kernel[self.grid](*arguments, *self.constants, **self.options)
         if compiled is None:  # in the interpreter
             return
+        if hasattr(compiled, "finalize_compile"):  # compiled in a thread, beside a kernel that did not compile
+            compiled = compiled.result()
         compiled[self.grid]  # loads the code
         self.device = torch.cuda.current_device()
         self.function, self.metadata = compiled.function, compiled.packed_metadata
