@@ -51,12 +51,12 @@ class Corrected(Instrumented):
         )
         self.rule = rule
         self.sites = traced.sites.of(site for site in traced.sites if site.name in self.placed_at)
-        for part in (self.placed, self.readers, self.combine, self.report):
+        for part in (self._placed, self._readers, self._combine, self._report):
             if part is not None:
                 part.to(self.device)
         kernels.load_backend(self.device)
         if self.device is not None and self.device.type == "cpu":
-            for part in (*self.placed[:1], self.combine):
+            for part in (*self._placed[:1], self._combine):
                 if isinstance(part, AtSite):
                     part.warm_up()
 

@@ -61,7 +61,9 @@ def test_symbolic_tracing_shows_the_corrections_as_modules(name, rule):
     _, robust = corrected(name, rule)
     traced = torch.fx.symbolic_trace(robust)
     calls = [str(node.target) for node in traced.graph.nodes if node.op == "call_module"]
-    assert [call for call in calls if call.startswith("placed.")] == [f"placed.{k}" for k in range(len(robust.placed))]
+    assert [call for call in calls if call.startswith("_placed.")] == [
+        f"_placed.{k}" for k in range(len(robust.placed))
+    ]
     assert traced(images(4)).equal(robust(images(4)))
 
 
@@ -170,3 +172,27 @@ def test_a_part_called_model_is_found_by_its_name(branch):
     other = {name: value * 0 for name, value in model.named_parameters() if name == "model.head.bias"}
     changed = torch.func.functional_call(robust, other, (x,))
     torch.testing.assert_close(changed, robust(x) - model.head.weight @ model.model.head.bias)
+
+
+class Names(nn.Module):
+    """Its parts have the names of what is put into a corrected model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.combine, self.placed, self.readers = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+        self.report = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.report(self.readers(self.placed(self.combine(x))).mean((2, 3)))
+
+
+@every
+def test_parts_with_the_names_of_corrections_are_the_models(rule):
+    model, x = Names().eval(), images(2) + 1
+    robust = trueup.correct(model, trueup.calibrate(model, [images(24)], decide=False), rule)
+    assert robust.report.weight is model.report.weight
+    assert list(robust.state_dict()) == list(model.state_dict())
+    assert not robust(x).equal(model(x))
+    torch.testing.assert_close(torch.export.export(robust, (x,)).module()(x), robust(x))
+    twin = pickle.loads(pickle.dumps(robust))
+    assert twin(x).equal(robust(x))

@@ -90,22 +90,22 @@ class Instrumented(LikeItsModel):
         self._activations, self._leaves, self._known = trace.activations, trace.leaves, trace.sites
         self._read_sites = [] if reading is None else list(reading.sites)
         self._reported_sites = [] if report is None else list(report.sites)
-        self.combine = None if reading is None else reading.combine
-        self.report = None if report is None else report.combine
-        self.readers = nn.ModuleList()
+        self._combine = None if reading is None else reading.combine
+        self._report = None if report is None else report.combine
+        self._readers = nn.ModuleList()
         before = self._before_last_read
         by_name = {site.name: site for site in trace.sites}
         for name in self._all_read:
             reads = reading if reading is not None and name in self._read_sites else report
             assert reads is not None
-            self.readers.append(reads.reader(by_name[name]))
+            self._readers.append(reads.reader(by_name[name]))
         modules = {}
         for site in trace.sites:
             put = reading.place_before if reading is not None and site.name in before else place
             if (module := put(site)) is not None:
                 modules[site.name] = module
         self.placed_at = list(modules)
-        self.placed = nn.ModuleList(modules.values())
+        self._placed = nn.ModuleList(modules.values())
         self.register_state_dict_post_hook(strip_prefix)  # type: ignore[no-untyped-call]
         self.eval()
         self._build(trace)
@@ -148,7 +148,7 @@ class Instrumented(LikeItsModel):
         def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
             if self.training:
                 output = self._inner(*args, **kwargs)
-                return output if self.report is None else (output, None)
+                return output if self._report is None else (output, None)
             missing = optional and (args[0] if args else kwargs.get(inputs[0])) is None
             if missing or (fixed and differ_from(fixed, inputs, args, kwargs)):
                 return self._untraced()(self, *args, **kwargs)
@@ -188,20 +188,20 @@ class Instrumented(LikeItsModel):
         for place in (by_name[name] for name in names):
             nodes.append(insert_unfolded(graph, place, batch) if place.site.folded else place.node)
             readers += nodes[-1:] if place.site.folded else []
-        calls = read_values(graph, nodes, "readers")
+        calls = read_values(graph, nodes, "_readers")
         readers += calls
         read = dict(zip(names, calls, strict=True))
         if self._read_sites:
-            value = (combine_values(graph, [read[name] for name in self._read_sites], "combine"),)
+            value = (combine_values(graph, [read[name] for name in self._read_sites], "_combine"),)
             last = max((by_name[name].node for name in self._read_sites), key=list(graph.nodes).index)
         if self._reported_sites:
-            call_before_output(graph, "report", *(read[name] for name in self._reported_sites), *value)
+            call_before_output(graph, "_report", *(read[name] for name in self._reported_sites), *value)
         before = self._before_last_read
         chosen = [place for place in places if place.site.name in self.placed_at]
         kept = [place.node for place in chosen]
         for number, place in enumerate(chosen):
             site, node, aliased, _ = place
-            target, module = f"placed.{number}", self.placed[number]
+            target, module = f"_placed.{number}", self._placed[number]
             fuses = () if aliased or site.folded else getattr(module, "fuses", ())
             given = () if site.name in before else value
             start, chain = node, Chain([], {})

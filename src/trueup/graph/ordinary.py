@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 from torch import Tensor, fx, nn
 
 _OWN = "_inner."  # not "model": many models have a part of that name, and tools look parts up by their names
-# Submodules of the wrapper; a model may have such names too.
-_RESERVED = ("_inner", "placed", "readers", "combine", "report")
+# Public names of the wrapper's own submodules, which a model may have too. Then they are the model's.
+_PARTS = {"model": "_inner", "placed": "_placed", "readers": "_readers", "combine": "_combine", "report": "_report"}
 
 
 class LikeItsModel(nn.Module):
     """A module around `self._inner`, the model, that tools cannot tell from it.
 
     Names of parameters, buffers and submodules are the model's, as in its `state_dict`. Public attributes that this
-    module has not are the model's; `model` is the model itself, unless it has a part of that name. `forward` is set
-    with `_give_forward`, and belongs to a class of this object alone, as in torch.fx's own modules: tools look it up
-    there.
+    module has not are the model's. `model` is the model itself and `placed`, `readers`, `combine` and `report` are what
+    was put into it, unless the model has an attribute of that name. `forward` is set with `_give_forward`, and belongs
+    to a class of this object alone, as in torch.fx's own modules: tools look it up there.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -29,11 +29,12 @@ class LikeItsModel(nn.Module):
             model = self.__dict__.get("_modules", {}).get("_inner")
             if model is None or name.startswith("_"):
                 raise
-            return model if name == "model" and not hasattr(model, "model") else getattr(model, name)
+            own = _PARTS.get(name)
+            return getattr(model, name) if own is None or hasattr(model, name) else getattr(self, own)
 
     def __setattr__(self, name: str, value: Any) -> None:
         model = self.__dict__.get("_modules", {}).get("_inner")
-        if name not in _RESERVED and model is not None and name in model._modules:
+        if name not in _PARTS.values() and model is not None and name in model._modules:
             setattr(model, name, value)
             return
         super().__setattr__(name, value)

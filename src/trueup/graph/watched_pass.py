@@ -16,11 +16,11 @@ class Instrument(Protocol):
     """What is placed in a model, and where."""
 
     _inner: nn.Module
-    placed: nn.ModuleList
+    _placed: nn.ModuleList
     placed_at: list[str]
-    readers: nn.ModuleList
-    combine: nn.Module | None
-    report: nn.Module | None
+    _readers: nn.ModuleList
+    _combine: nn.Module | None
+    _report: nn.Module | None
     _known: Sites
     _read_sites: list[str]
     _reported_sites: list[str]
@@ -58,20 +58,20 @@ def watched_pass(instrument: Instrument, watch: Watch, model: nn.Module | None =
                     return None
                 seen = unfold(a, batch, dim)
             if name in reads:
-                read[name] = self.readers[reads[name]](seen)
-                if not value and self.combine is not None and all(known in read for known in gate):
-                    value.append(self.combine(*[read[known] for known in gate]))
+                read[name] = self._readers[reads[name]](seen)
+                if not value and self._combine is not None and all(known in read for known in gate):
+                    value.append(self._combine(*[read[known] for known in gate]))
             # A pass that takes another way may not have read what the correction depends on.
             if name not in numbers or (gate and name not in early and not value):
                 return None
-            out: Tensor = self.placed[numbers[name]](seen, *([] if name in early else value))
+            out: Tensor = self._placed[numbers[name]](seen, *([] if name in early else value))
             return refold(out, a, dim) if name in folded else out
 
         output = watch(model if model is not None else self._inner, visit, *args, **kwargs)
-        if self.report is None:
+        if self._report is None:
             return output
         if not all(known in read for known in reported) or (gate and not value):
             return output, None  # this pass did not come by what the report is about
-        return output, self.report(*[read[known] for known in reported], *value)
+        return output, self._report(*[read[known] for known in reported], *value)
 
     return corrected

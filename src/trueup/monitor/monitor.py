@@ -281,7 +281,7 @@ def _to_host(parts: Sequence[Tensor], done: list[torch.cuda.Event]) -> Tensor:
 def _reporting(source: Corrected | Targets, report: Reported) -> ImageReport:
     if isinstance(source, Targets):
         return ImageReport(source, reading_norms(source, list(source.norms), report or True), Evidence())
-    found = getattr(source, "report", None)
+    found = getattr(source, "_report", None)
     if not isinstance(found, ImageReport):
         raise TypeError(
             f"Monitor: expected a module made by trueup.correct(model, targets, report=True), or targets; got a "

@@ -198,7 +198,7 @@ def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) 
 
 def _level(robust: Corrected) -> float:
     """p-value up to which an image counts as unusual: 1 %, or what the held-out images can tell."""
-    held = getattr(robust.report, "clean_images", 0)
+    held = getattr(robust._report, "clean_images", 0)
     return max(0.01, 1.0 / (held + 1))
 
 
