@@ -30,6 +30,17 @@ class TestFingerprint:
         for dtype in (torch.bfloat16, torch.float16, torch.float64):
             assert fingerprint.difference(Fingerprint.of(make("mobilenet").to(dtype))) == ""
 
+    @pytest.mark.parametrize(("share", "same"), [(0.005, True), (0.02, False), (0.09, False)])
+    def test_a_projection_may_move_by_a_hundredth_of_the_norm(self, share, same):
+        """More is allowed for quantised weights only."""
+        model = make("mobilenet")
+        before, weight = Fingerprint.of(model), model.head.weight
+        direction = torch.arange(weight.numel()).cos().view_as(weight)
+        with torch.no_grad():
+            weight += share * weight.norm() * direction / direction.square().sum()
+        difference = before.difference(Fingerprint.of(model))
+        assert difference == "" if same else "'head.weight' has other values" in difference
+
     def test_a_mask_of_infinities_belongs_to_its_own_model(self):
         model = make("mobilenet")
         model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
