@@ -70,15 +70,20 @@ def gate_values(
     """As `trueup.kernels.gate_values`."""
     c = constants
     x = torch.cat([_features(*each) for each in zip(moments, c.floors, c.bands, strict=True)], dim=1)
-    cells = ((x[:, :, None] - c.left) * c.slope + c.jump).clamp(0, 1).sum(dim=2)
+    cells = _sum(((x[:, :, None] - c.left) * c.slope + c.jump).clamp(0, 1))
     beyond = (x - c.ends[0]).clamp(min=0) * c.tails[0] - (c.ends[1] - x).clamp(min=0) * c.tails[1]
     scores = cells * c.step + c.shift + beyond + 0 * x  # some runtimes lose NaN in a clamp
     found = (scores @ c.whiten).square().mean(dim=1, keepdim=True)
     # Counted from the far end: small p-values are small sums, and lose nothing to rounding.
-    p = (1 + ((c.right - found) * c.fall).clamp(0, 1).sum(dim=1)) / (c.held + 1)
+    p = (1 + _sum(((c.right - found) * c.fall).clamp(0, 1))) / (c.held + 1)
     g = (math.log(ramp * budget) - torch.log(p)) / math.log(ramp) if budget > 0 else torch.zeros_like(p)
     g = torch.where(found[:, 0] < torch.finfo(torch.float32).max, g.clamp(0, 1), 1.0 if budget > 0 else 0.0)
     return least + (1 - least) * g
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Sum over the last dimension, by a product: OpenVINO 2026.4 fuses what follows a sum, and then returns garbage."""
+    return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
 
 
 def _features(moments: Tensor, floor: Tensor, bands: bool) -> Tensor:
