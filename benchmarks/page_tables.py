@@ -211,6 +211,7 @@ def readings_table(rows: Sequence[Row], network: str, form: str) -> str:
 def small_table(rows: Sequence[Row]) -> str:
     """Accuracy with a whole and with a small targets file, and how far logits move."""
     rules = {
+        "chosen by calibration": "the one that calibration chose",
         "strength 0.02, no gate": "`Evidence(budget=1, strength=0.02, base=0)`",
         "strength 0.1, no gate": "`Evidence(budget=1, strength=0.1, base=0)`",
         "Evidence()": "`Evidence()`",

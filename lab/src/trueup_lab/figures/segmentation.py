@@ -36,6 +36,7 @@ def document(root: Path) -> None:
         draw_severities(rows, root / "results" / "figures" / "segmentation-severities.png")
         draw_classes(rows, root / "results" / "figures" / "segmentation-classes.png")
     rewrite(root / PAGE, tables(root))
+    rewrite(root / "README.md", {"segmentation": for_readme(rows)})
 
 
 def tables(root: Path) -> dict[str, str]:
@@ -64,6 +65,19 @@ def demo_table(rows: Sequence[ScenesRow]) -> str:
     clean = [row for row in rows if not row.severity]
     lines += [f"| clean | {_arrow(row.as_trained, row.corrected)} |" + " |" * (len(levels) - 1) for row in clean]
     return "\n".join(lines) + "\n"
+
+
+def for_readme(rows: Sequence[SummaryRow]) -> str:
+    """One sentence for the first page."""
+    by = {(row.method, row.group): row for row in _main(rows)}
+    before, after = (by[method, "fifteen"].mean_iou for method in ("uncorrected", "default"))
+    clean = by["default", "clean"]
+    text = (
+        "**Segmentation gains most**: under the same corruptions, a public ESPNet on CamVid has "
+        f"{before:.1f} mIoU as trained and {after:.1f} with trueup ({clean.gain:+.1f} ± {clean.error:.1f} on clean images). "
+        "[Twelve methods compared](https://trueup-ml.github.io/trueup/segmentation.html)."
+    )
+    return textwrap.fill(text, 136, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def in_words(rows: Sequence[SummaryRow]) -> str:
