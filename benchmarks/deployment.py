@@ -341,7 +341,7 @@ def growth(work: Callable[[], object], calls: int) -> float:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    for _ in range(1000):
+    for _ in range(3000):  # until the buffers of a monitor have their size
         work()
     before = resident()
     for _ in range(calls):
