@@ -68,6 +68,7 @@ def documents() -> dict[Path, dict[str, str]]:
         ROOT / "README.md": {"cost": cost_in_words()},
         DOCS / "bound.md": {"budget": budget_table(read("budget"))},
         DOCS / "gate.md": {"detection": detection_table(read("detection"))},
+        DOCS / "monitoring.md": {"monitor": monitor_table([*read("monitor_cpu"), *read("monitor_h200")])},
         DOCS / "models.md": {"training speed": speed_table(read("training_speed"))},
         DOCS / "lab-notes.md": {"ablations": ablation_table(read("choosing"))},
         DOCS / "evidence-results.md": {
@@ -206,6 +207,19 @@ def readings_table(rows: Sequence[Row], network: str, form: str) -> str:
             body.append([name, *(format(value, form) for value in (*accuracies, fmean(accuracies[1:])))])
     head = ["accuracy in %", "clean", "severity 1", "severity 3", "severity 5", "mean of the three"]
     return _markdown(head, body)
+
+
+def monitor_table(rows: Sequence[Row]) -> str:
+    """What a report and a monitor cost, as shares of the model's time."""
+    names = {"resnet20": "ResNet-20, 32 x 32", "resnet50": "ResNet-50, 224 x 224"}
+    body = []
+    for row in rows:
+        if row["rule"] == "no gate":
+            shares = [100 * float(row[part]) for part in ("update_share", "report_share", "report_all_share")]
+            device = row["device"].replace("cpu", "CPU")
+            cells = (f"{shares[0]:.2f} %", f"{shares[1]:.0f} %", f"{shares[2]:.0f} %")
+            body.append([names[row["model"]], device, row["batch"], *cells])
+    return _markdown(["model", "device", "batch", "`update`", "`report=True`", '`report="all"`'], body)
 
 
 def small_table(rows: Sequence[Row]) -> str:

@@ -9,6 +9,7 @@ import pytest
 from trueup_lab.demo.scenes import ScenesRow
 from trueup_lab.experiments.segmentation import SummaryRow, best_mixing
 from trueup_lab.figures import segmentation as page
+from trueup_lab.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,6 +18,12 @@ def test_its_tables_are_those_of_the_files():
     text = (ROOT / page.PAGE).read_text(encoding="utf-8")
     for name, table in page.tables(ROOT).items():
         assert f"<!-- {name} -->\n{table}<!-- /{name} -->" in text, "run benchmarks/segmentation.py --document"
+
+
+def test_the_first_page_says_what_the_file_holds():
+    sentence = page.for_readme(read_table(ROOT / page.RESULTS / "summary.csv", SummaryRow))
+    block = f"<!-- segmentation -->\n{sentence}<!-- /segmentation -->"
+    assert block in (ROOT / "README.md").read_text(encoding="utf-8"), "run benchmarks/segmentation.py --document"
 
 
 def row(method: str, group: str, score: float, gain: float, **more) -> SummaryRow:

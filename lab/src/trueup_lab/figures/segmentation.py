@@ -74,7 +74,8 @@ def for_readme(rows: Sequence[SummaryRow]) -> str:
     clean = by["default", "clean"]
     text = (
         "**Segmentation gains most**: under the same corruptions, a public ESPNet on CamVid has "
-        f"{before:.1f} mIoU as trained and {after:.1f} with trueup ({clean.gain:+.1f} ± {clean.error:.1f} on clean images). "
+        f"{before:.1f} mIoU as trained and {after:.1f} with trueup ({clean.gain:+.1f} ± {clean.error:.1f} on clean "
+        "images). "
         "[Twelve methods compared](https://trueup-ml.github.io/trueup/segmentation.html)."
     )
     return textwrap.fill(text, 136, break_long_words=False, break_on_hyphens=False) + "\n"
