@@ -4,7 +4,7 @@
     python benchmarks/bench.py imagenet weights/mobilenet_v2_imagenet_bn.safetensors --data ROOT --images 400
 
 A row per model, method and test set: accuracy in percent, the difference to the uncorrected model in points, and the
-standard error of that difference, paired over images. `identity` is clean. (Segmentation: benchmarks/segmentation.py.)
+standard error of that difference, paired over images. New rows replace those of the same model and method. `identity` is clean. (Segmentation: benchmarks/segmentation.py.)
 `fifteen` and `four` are means over severities 1 to 5 of the fifteen corruptions that results are reported on and of
 the four on which constants may be chosen; their standard errors are over images, each counted by its mean over sets.
 
@@ -38,7 +38,7 @@ from trueup_lab.devices import device_name
 from trueup_lab.evaluation import Method, parse_method, read_subjects
 from trueup_lab.evaluation.methods import Calibrating, Default, Mixed, Uncorrected, has_batch_norm
 from trueup_lab.experiments.specs import PAPERS
-from trueup_lab.tables import append_rows, number, start_table
+from trueup_lab.tables import append_rows, number, read_table, start_table, write_table
 
 FIFTEEN = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
@@ -123,6 +123,7 @@ def main() -> None:
             say(f"{name} {seed}: {entries[-1].rule}")
     rows = Rows(asked, data, entries)
     start_table(asked.out, BenchRow)
+    forget(asked.out, {(asked.set, e.name, e.seed, method.name) for e in entries for method, _ in e.methods})
     names = MNIST_C if asked.set == "mnist" else (*CHOSEN_ON, *FIFTEEN)
     levels: tuple[int | None, ...] = (None,) if asked.set == "mnist" else (1, 2, 3, 4, 5)
     rows.measure("identity", 0, data.test[: asked.clean])
@@ -137,6 +138,12 @@ def main() -> None:
     for group, members in groups.items():
         if group == "fifteen" or asked.set != "mnist":
             append_rows(asked.out, rows.means(group, members))
+
+
+def forget(path: Path, measured: set[tuple[str, str, int, str]]) -> None:
+    """Remove the rows of models and methods that are measured again."""
+    rows = read_table(path, BenchRow)
+    write_table(path, BenchRow, [row for row in rows if (row.set, row.model, row.seed, row.method) not in measured])
 
 
 def subjects(asked: argparse.Namespace, where: str) -> list[tuple[str, int, nn.Module, Normalisation, list[Method]]]:

@@ -16,7 +16,7 @@ from fault_commands import MAKES, MODEL, digest, run
 from fault_trials import Bench, noted
 from trueup.decide.search import CANDIDATES
 from trueup.monitor import Snapshot
-from trueup.targets.decision import NOTHING, Decision, Trial
+from trueup.targets.decision import LEFT_ALONE, Decision, Trial
 from trueup_lab.data import digits
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.models import Record, ResNet20, read_models, save_models, zoo
@@ -75,7 +75,7 @@ def _decided() -> trueup.Targets:
     norms = {name: replace(t, drift=torch.rand_like(t.total[:4]), drifted=64) for name, t in targets.norms.items()}
     trials = [
         Trial(rule, 16, changed=0.0, kept=(12.0 + k / 10, 8.0), gain=k / 10, gain_square=k / 100, moved=k / 50)
-        for k, rule in enumerate((NOTHING, *CANDIDATES))
+        for k, rule in enumerate((LEFT_ALONE, *CANDIDATES))
     ]
     return replace(targets, norms=norms, decision=Decision(tuple(trials)))
 

@@ -26,7 +26,7 @@ from bench import CALIBRATED, Data, answers, corrupt_set, error_of, read, subjec
 from of_models import CHOSEN_ON
 from trueup import _answers
 from trueup_lab.devices import device_name
-from trueup_lab.tables import append_rows, number, start_table
+from trueup_lab.tables import number, read_table, start_table, write_table
 
 SEVERITIES = (1, 3, 5)
 
@@ -79,7 +79,9 @@ def main() -> None:
     start_table(asked.out, SettingRow)
     for where in asked.models:
         for name, seed, model, normalise, _ in subjects(asked, where):
-            append_rows(asked.out, rows(asked, name, seed, model, normalise, data, clean, corrupted))
+            found = rows(asked, name, seed, model, normalise, data, clean, corrupted)
+            others = [row for row in read_table(asked.out, SettingRow) if (row.model, row.seed) != (name, seed)]
+            write_table(asked.out, SettingRow, [*others, *found])
             print(f"{name} {seed}", flush=True)
 
 
@@ -150,7 +152,7 @@ def moved(
     images: Tensor,
     asked: argparse.Namespace,
 ) -> float:
-    """How far the scores of test images move, as the decision measures it."""
+    """Mean distance that the scores of test images move, as the decision measures it."""
     parts = []
     with torch.inference_mode():
         for part in images[:1000].split(asked.batch):

@@ -162,7 +162,8 @@ def test_images_and_targets_go_to_the_models_device():
         (lambda m, t: trueup.calibrate(m, [images(2)], transform=3), TypeError, "transform=3: expected a function"),
         (lambda m, t: trueup.sites(m, activations=nn.Mish), TypeError, "expected a tuple"),
         (lambda m, t: trueup.sites(m, activation=(nn.Mish,)), TypeError, "unexpected keyword argument 'activation'"),
-        (lambda m, t: trueup.calibrate(m, [images(2)], resolution=1, decide=False), ValueError, "at least two levels"),
+        (lambda m, t: trueup.calibrate(m, [images(2)], resolution=1), ValueError, "resolution=1.*2 or more"),
+        (lambda m, t: trueup.calibrate(m, [images(2)], answer="label"), TypeError, "answer='label'.*a function"),
     ],
 )
 def test_slips_of_the_pen(call, error, message):

@@ -17,7 +17,7 @@ from trueup.decide import search
 from trueup.decide.perturb import PERTURBATIONS, Scale, perturb
 from trueup.functional.evidence import realign
 from trueup.targets import Decision, Trial
-from trueup.targets.decision import NOTHING
+from trueup.targets.decision import LEFT_ALONE
 
 CLASSES = 4
 
@@ -234,20 +234,20 @@ def trial(strength, *, changed=0.0, gain=1.0, moved=0.0):
 
 
 def test_the_best_setting_within_the_budget_wins_and_must_gain():
-    none = Trial(NOTHING, 100, 0.0, (50.0, 40.0), 0.0, 0.0)
+    none = Trial(LEFT_ALONE, 100, 0.0, (50.0, 40.0), 0.0, 0.0)
     weak, strong = trial(0.01, changed=1, gain=2.0), trial(0.04, changed=3, gain=4.0)
     wild = trial(0.2, changed=20, gain=9.0)
     assert Decision((none, weak, strong, wild)).rule == strong.rule
     assert Decision((none, weak, strong, wild), max_changed=0.5).rule == wild.rule
-    assert Decision((none, trial(0.04, gain=-0.5))).rule == NOTHING
+    assert Decision((none, trial(0.04, gain=-0.5))).rule == LEFT_ALONE
 
 
 def test_a_setting_that_moves_clean_scores_far_is_out_even_if_no_answer_changes():
     """Training images keep their answers where unseen images would not."""
-    none = Trial(NOTHING, 100, 0.0, (50.0, 40.0), 0.0, 0.0)
+    none = Trial(LEFT_ALONE, 100, 0.0, (50.0, 40.0), 0.0, 0.0)
     near, far = trial(0.01, gain=1.0, moved=7.9), trial(0.2, gain=9.0, moved=8.1)
     assert Decision((none, near, far)).rule == near.rule
-    assert Decision((none, far)).rule == NOTHING
+    assert Decision((none, far)).rule == LEFT_ALONE
     half = trial(0.2, gain=9.0, moved=0.0)
     assert Decision((none + none, far + half)).rule == far.rule, "pooled images count together"
 

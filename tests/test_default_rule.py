@@ -10,7 +10,7 @@ import trueup
 from architectures import images, make
 from trueup._correct import CAREFUL
 from trueup.targets import Decision, Trial
-from trueup.targets.decision import NOTHING
+from trueup.targets.decision import LEFT_ALONE
 
 STRONG = trueup.Evidence(budget=1.0, strength=0.1, base=0.0)
 
@@ -22,7 +22,7 @@ def resnet():
 
 
 def decision(rule):
-    trials = Trial(NOTHING, 100, 0.0, (1.0, 1.0), 0.0, 0.0), Trial(rule, 100, 1.0, (9.0, 9.0), 5.0, 0.3)
+    trials = Trial(LEFT_ALONE, 100, 0.0, (1.0, 1.0), 0.0, 0.0), Trial(rule, 100, 1.0, (9.0, 9.0), 5.0, 0.3)
     return Decision(trials)
 
 

@@ -56,7 +56,7 @@ def test_a_correction_that_makes_no_sense_is_refused(fields, message):
         ({"counts": (1, 1)}, r"counts=\(1, 1\)\): expected three positive weights"),
         ({"counts": (1, 0, 1)}, r"expected three positive weights"),
         ({"ramp": 1}, r"ramp=1.*expected ramp > 1"),
-        ({"floor": 0}, r"floor=0\): expected ramp > 1 and floor > 0"),
+        ({"floor": 0}, r"floor=0\): expected ramp > 1 and 0 < floor"),
         ({"floor": float("nan")}, r"floor=nan"),
         ({"budget": float("nan")}, r"budget=nan"),
         ({"budget": True}, r"budget=True"),

@@ -84,9 +84,16 @@ def calibrate(
         raise ValueError(f"calibrate(max_changed={max_changed!r}): expected a share of answers, above 0 and at most 1")
     if method not in get_args(Method):
         raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Method))}")
-    if resolution is not None and (isinstance(resolution, bool) or not isinstance(resolution, int)):
+    if resolution is not None:
+        wanted = f"calibrate(resolution={resolution!r}): expected a number of quantile levels, 2 or more, or None"
+        if isinstance(resolution, bool) or not isinstance(resolution, int):
+            raise TypeError(wanted)
+        if resolution < 2:
+            raise ValueError(wanted)
+    if not callable(answer):
         raise TypeError(
-            f"calibrate(resolution={resolution!r}): expected a number of quantile levels, 2 or more, or None"
+            f"calibrate(answer={answer!r}): expected a function that turns the model's output into a tensor "
+            "(batch, ...), such as lambda output: output['logits'].argmax(1)"
         )
     check_select(select)
     traced = trace(model, activations=activations, leaves=leaves, own_buffers=True)

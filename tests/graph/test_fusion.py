@@ -35,10 +35,10 @@ from trueup.graph import Instrumented, Reading, trace
 EVERYONE = trueup.Evidence(budget=1, strength=0.2)
 GATED = trueup.Evidence(budget=0.05, strength=0.2, least=0.2)
 SHUT = trueup.Evidence(budget=0.05, strength=0.2, least=0)
-NOTHING = trueup.Evidence(strength=0, base=0)
+LEFT_ALONE = trueup.Evidence(strength=0, base=0)
 PAPER = trueup.Correction(1, 0.2)
 SORT = trueup.Correction(1, 0.2, method="sort")
-RULES = {"everyone": EVERYONE, "gated": GATED, "shut": SHUT, "nothing": NOTHING, "paper": PAPER}
+RULES = {"everyone": EVERYONE, "gated": GATED, "shut": SHUT, "nothing": LEFT_ALONE, "paper": PAPER}
 rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
 
@@ -101,7 +101,7 @@ def test_on_every_architecture_nothing_changes(name, rule):
     robust = corrected(model, rule)
     x = torch.cat([images(4), dark(4)])
     fusing = ("densenet", "resnet") if rule is PAPER else ("mobilenet", "densenet", "resnet")
-    assert any("norm" in told for told in tasks(robust, x).values()) == (name in fusing and rule is not NOTHING)
+    assert any("norm" in told for told in tasks(robust, x).values()) == (name in fusing and rule is not LEFT_ALONE)
     twin = pickle.loads(pickle.dumps(robust))
     assert tasks(twin, x) == tasks(robust, x)
     with torch.no_grad():
@@ -205,7 +205,7 @@ def test_in_place_and_in_mixed_precision_the_sum_is_as_narrow_as_the_models():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rule", [EVERYONE, GATED, NOTHING], ids=["everyone", "gated", "nothing"])
+@pytest.mark.parametrize("rule", [EVERYONE, GATED, LEFT_ALONE], ids=["everyone", "gated", "nothing"])
 def test_channels_may_be_last(bias, rule):
     model = Tokens(bias)
     robust, x = corrected(model, rule), dark()

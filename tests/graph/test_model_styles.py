@@ -14,7 +14,7 @@ import trueup
 from architectures import images
 from trueup.graph import Instrumented, trace
 
-NOTHING = trueup.Correction(lambda1=0)
+LEFT_ALONE = trueup.Correction(lambda1=0)
 PAPER = trueup.Correction()
 
 
@@ -58,7 +58,7 @@ def _augmented(self, h):
 def test_augmented_assignment_changes_the_tensor_that_others_hold():
     model = Written(_augmented).eval()
     targets = trueup.calibrate(model, [images(4)], decide=False)
-    assert trueup.correct(model, targets, NOTHING)(images(4)).equal(model(images(4)))
+    assert trueup.correct(model, targets, LEFT_ALONE)(images(4)).equal(model(images(4)))
 
 
 def _skip_through_identity(self, h):
@@ -130,7 +130,7 @@ class Options(nn.Module):
 def test_optional_inputs_keep_their_defaults_and_their_names():
     model = Options().eval()
     targets = trueup.calibrate(model, [images(4)], decide=False)
-    robust = trueup.correct(model, targets, NOTHING)
+    robust = trueup.correct(model, targets, LEFT_ALONE)
     assert robust(images(4)).equal(model(images(4)))
     assert robust(x=images(4), mask=None, features=False, scale=2.0).equal(model(images(4), scale=2.0))
     mask = torch.arange(30.0)
@@ -153,7 +153,7 @@ def test_an_optional_input_that_calibration_was_given_stays_one():
     targets = trueup.calibrate(model, [images(4)], transform=lambda x: (x, mask), decide=False)
     assert not targets.sites.traced
     assert "optional inputs" in str(targets)
-    robust = trueup.correct(model, targets, NOTHING)
+    robust = trueup.correct(model, targets, LEFT_ALONE)
     assert robust(images(2), mask).equal(model(images(2), mask))
     assert robust(images(2)).equal(model(images(2)))
 
@@ -170,7 +170,7 @@ class Nested(nn.Module):
 
 def test_outputs_may_be_nested():
     model = Nested().eval()
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), NOTHING)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), LEFT_ALONE)
     assert robust(images(2))["maps"][1][0].equal(model(images(2))["maps"][1][0])
 
 
@@ -225,7 +225,7 @@ class Placed(nn.Module):
 
 def test_names_of_submodules_do_not_collide():
     model = Placed().eval()
-    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), NOTHING)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), LEFT_ALONE)
     assert robust(images(2)).equal(model(images(2)))
     assert list(robust.state_dict()) == list(model.state_dict())
     robust.load_state_dict(model.state_dict())
@@ -272,7 +272,7 @@ def test_a_hook_that_changes_values_is_noticed_and_runs():
     model.register_forward_hook(lambda _m, _i, out: out * 2)
     targets = trueup.calibrate(model, [images(2)], decide=False)
     assert "gives other outputs than its traced forward pass" in str(targets)
-    assert trueup.correct(model, targets, NOTHING)(images(2)).equal(model(images(2)))
+    assert trueup.correct(model, targets, LEFT_ALONE)(images(2)).equal(model(images(2)))
 
 
 class Noisy(nn.Module):
@@ -377,7 +377,7 @@ def test_a_replica_for_data_parallel_is_its_own():
 def test_an_own_function_with_a_flag_is_not_taken_for_in_place():
     model = Flagged().eval()
     targets = trueup.calibrate(model, [images(2)], activations=(flagged,), decide=False)
-    assert trueup.correct(model, targets, NOTHING, activations=(flagged,))(images(2)).equal(model(images(2)))
+    assert trueup.correct(model, targets, LEFT_ALONE, activations=(flagged,))(images(2)).equal(model(images(2)))
     torch.testing.assert_close(
         doubled(model, activations=(flagged,))(images(2)),
         2 * images(2).clamp(min=0.1) - images(2),
@@ -416,7 +416,7 @@ def test_a_transformer_encoder_is_reached():
         assert not trueup.correct(model, targets, rule)(x + 1).isclose(model(x + 1)).all()
 
 
-@pytest.mark.parametrize("rule", [NOTHING, trueup.Evidence(budget=1, strength=0, base=0)], ids=["paper", "evidence"])
+@pytest.mark.parametrize("rule", [LEFT_ALONE, trueup.Evidence(budget=1, strength=0, base=0)], ids=["paper", "evidence"])
 def test_a_rule_of_no_strength_leaves_a_transformer_layer_its_fast_path(rule):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu", norm_first=True)

@@ -15,7 +15,7 @@ import torch
 import trueup
 from architectures import images, make
 from trueup.report import find, page_of
-from trueup.targets.decision import NOTHING, Decision, Trial
+from trueup.targets.decision import LEFT_ALONE, Decision, Trial
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -74,7 +74,7 @@ def page():
     torch.manual_seed(0)
     model = make("mobilenet")
     targets = trueup.calibrate(model, images(60).split(20), decide=False)
-    rules = (NOTHING, *(trueup.Evidence(strength=k / 100) for k in range(1, 9)))
+    rules = (LEFT_ALONE, *(trueup.Evidence(strength=k / 100) for k in range(1, 9)))
     trials = tuple(Trial(rule, 100, 1.0, (95.0, 80.0), 3.0, 2.0) for rule in rules)
     targets = replace(targets, decision=Decision(trials))
     classes = [f"a_class_with_quite_a_long_name_{k}" for k in range(10)]

@@ -20,7 +20,7 @@ from trueup.cli import application, loading
 from trueup.report import find, page_of, write_report
 from trueup.report.svg import Band, depth_plot, histogram
 from trueup.report.thumbnail import png, thumbnail
-from trueup.targets.decision import NOTHING, Decision, Trial
+from trueup.targets.decision import LEFT_ALONE, Decision, Trial
 
 RULE = trueup.Evidence(budget=1, strength=0.1, base=0)
 
@@ -125,7 +125,7 @@ def test_two_sets_are_compared(calibrated):
 
 def test_the_decision_and_its_trials_are_told(calibrated):
     model, targets = calibrated
-    trials = (Trial(NOTHING, 100, 0.0, (95.0, 80.0), 0.0, 0.0), Trial(RULE, 100, 1.0, (96.0, 88.0), 5.0, 2.0))
+    trials = (Trial(LEFT_ALONE, 100, 0.0, (95.0, 80.0), 0.0, 0.0), Trial(RULE, 100, 1.0, (96.0, 88.0), 5.0, 2.0))
     decided = replace(targets, decision=Decision(trials))
     page = Text(page_of(find(model, decided, images(8, seed=8))))
     assert str(decided.decision) in page.text

@@ -9,7 +9,7 @@ from torch import nn
 
 import trueup
 from trueup.rules import Evidence
-from trueup.targets.decision import NOTHING, Decision, Trial
+from trueup.targets.decision import LEFT_ALONE, Decision, Trial
 
 
 def small_targets() -> trueup.Targets:
@@ -24,7 +24,7 @@ def trial(rule: Evidence, changed: float, kept: tuple[float, ...], gain: float) 
 
 def test_the_card_has_the_setting_and_the_shares_of_kept_answers():
     chosen = Evidence(budget=1, strength=0.1, base=0)
-    decision = Decision((trial(NOTHING, 0, (190.0, 150.0), 0), trial(chosen, 4, (194.0, 166.0), 9)))
+    decision = Decision((trial(LEFT_ALONE, 0, (190.0, 150.0), 0), trial(chosen, 4, (194.0, 166.0), 9)))
     card = replace(small_targets(), decision=decision).model_card("net.trueup.safetensors")
     assert "| setting | `Evidence(budget=1, strength=0.1, base=0, least=0.05, bands=True)` |" in card
     assert "| calibrated on | 12 clean images, without labels |" in card
@@ -38,7 +38,7 @@ def test_the_card_has_the_setting_and_the_shares_of_kept_answers():
 def test_the_card_says_that_a_model_is_left_alone():
     few = Decision(note="fewer than 50 different images")
     assert "left as it is: fewer than 50 different images" in replace(small_targets(), decision=few).model_card()
-    worse = Decision((trial(NOTHING, 0, (190.0, 150.0), 0), trial(Evidence(), 4, (180.0, 140.0), -9)))
+    worse = Decision((trial(LEFT_ALONE, 0, (190.0, 150.0), 0), trial(Evidence(), 4, (180.0, 140.0), -9)))
     assert "left as it is: no setting was better and safe" in replace(small_targets(), decision=worse).model_card()
 
 

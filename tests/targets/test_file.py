@@ -16,7 +16,7 @@ from torch import nn
 
 import trueup
 from architectures import images, make
-from trueup.targets.decision import NOTHING, Decision, Trial
+from trueup.targets.decision import LEFT_ALONE, Decision, Trial
 
 
 class Small(nn.Module):
@@ -323,7 +323,7 @@ def decided_targets():
     targets = small_targets()
     bn = targets.norms["bn"]
     trials = (
-        Trial(NOTHING, 10, changed=0.0, kept=(6.0, 4.0), gain=0.0, gain_square=0.0),
+        Trial(LEFT_ALONE, 10, changed=0.0, kept=(6.0, 4.0), gain=0.0, gain_square=0.0),
         Trial(trueup.Evidence(budget=1), 10, changed=0.0, kept=(7.0, 5.0), gain=0.5, gain_square=0.25, moved=0.1),
     )
     drifting = replace(bn, drift=torch.ones_like(bn.total[:4]), drifted=20)

@@ -1,4 +1,4 @@
-"""Which setting is safe and useful for a model: decided without labels, from clean images and perturbed copies."""
+"""Choose the setting that is safe and useful for a model, without labels, from clean images and perturbed copies."""
 
 from trueup.decide.search import ImageSample, decide
 

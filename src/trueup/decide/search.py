@@ -25,7 +25,7 @@ from trueup.graph import Inputs, Probe, Select, Site, Trace, device_of
 from trueup.rules import Evidence
 from trueup.rules.evidence import NUISANCE_FLOOR
 from trueup.targets import Decision, Targets, Trial
-from trueup.targets.decision import NOTHING
+from trueup.targets.decision import LEFT_ALONE
 
 _STRENGTHS_AT_DEPTH = {
     1 / 4: (0.04,),
@@ -135,7 +135,7 @@ def decide(
     error: Exception | None = None
     own: list[Tensor] = []
     try:
-        own = [_said(traced.model, inputs.to(device, copy=True), answer)[0] for _, inputs in batches]
+        own = [_answer_of(traced.model, inputs.to(device, copy=True), answer)[0] for _, inputs in batches]
     except ValueError as found:  # the output is not class scores
         error = found
     if failed := next((str(found) for found in gathered(error) if found is not None), None):
@@ -168,7 +168,7 @@ def _trials(
         return ()
     device = device_of(traced.model)
     there = replace(targets, norms={name: target.to(device) for name, target in targets.norms.items()})
-    rules = (NOTHING, *candidates)
+    rules = (LEFT_ALONE, *candidates)
     networks: list[nn.Module] = [traced.model, *(build(traced, there, rule, select) for rule in candidates)]
     kept = torch.zeros(len(rules), 1 + len(levels), len(sample), dtype=torch.float64)
     moved = torch.zeros(len(rules), dtype=torch.float64)
@@ -177,7 +177,7 @@ def _trials(
         for level, weight, inputs, rows in _variants(batch.to(device), numbers, scales, levels):
             uncorrected: Any = None
             for k, network in enumerate(networks):
-                now, output = _said(network, inputs.to(None, copy=True), answer)
+                now, output = _answer_of(network, inputs.to(None, copy=True), answer)
                 found = agreement(now, said[rows.to(said.device)])
                 kept[k, level].index_add_(0, numbers[rows], weight * found.cpu())
                 if level == 0:
@@ -208,7 +208,7 @@ def _changed(rule: Evidence, lost: Tensor) -> float:
     return float(lost.sum())
 
 
-def _said(network: nn.Module, inputs: Inputs, answer: Answer) -> tuple[Tensor, Any]:
+def _answer_of(network: nn.Module, inputs: Inputs, answer: Answer) -> tuple[Tensor, Any]:
     """A network's answers and its whole output."""
     with torch.inference_mode():
         output = network(*inputs.args, **inputs.kwargs)
@@ -254,7 +254,7 @@ def _strong_level(
             left -= len(some)
             for number, weight, inputs, rows in _variants(some, indices, scales, (level,)):
                 if number:
-                    now, _ = _said(model, inputs, answer)
+                    now, _ = _answer_of(model, inputs, answer)
                     lost += weight * float((1 - agreement(now, said[rows.to(said.device)])).sum())
         parts = gathered((lost, LEVEL_IMAGES - max(left, 0)))
         if sum(part[0] for part in parts) >= FOOLED * sum(part[1] for part in parts):

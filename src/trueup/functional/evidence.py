@@ -85,7 +85,7 @@ def weight(z2: Tensor, kappa: Tensor, gate: Tensor | None = None) -> Tensor:
 
 
 def mix(away: Tensor, base: Tensor) -> Tensor:
-    """How far statistics `(batch, k, channels)`, `away` from their centre, move if means and variances are mixed.
+    """Shift of statistics `(batch, k, channels)` that lie `away` from their centre, if means and variances are mixed.
 
     A mean loses the share `base` `(..., k, channels)` of its distance. A deviation is divided, as by a batch norm whose
     variance is mixed with the image's own, by the root of (1 - base) + base times its square, in units of the clean
@@ -183,7 +183,7 @@ def z_squared(statistics: Tensor, reference: Tensor) -> Tensor:
 
 
 def shifts(statistics: Tensor, reference: Tensor, gate: Tensor | None = None) -> Tensor:
-    """How far each statistic `(batch, k, channels)` is moved towards its centre: by evidence, the rest by mixing.
+    """Shift of each statistic `(batch, k, channels)` towards its centre: by evidence, the rest by mixing.
 
     An image's `gate` value `(batch,)` multiplies its evidence and its base.
     """

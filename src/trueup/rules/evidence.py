@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 # What calibration records for this rule. The rule itself is chosen later, so these cannot be its fields.
@@ -84,10 +85,12 @@ class Evidence:
         for name in ("bands", "nuisance"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Evidence({name}={getattr(self, name)!r}): expected True or False")
-        if len(self.counts) != 3 or not all(count > 0 for count in self.counts):
+        if len(self.counts) != 3 or not all(0 < count < math.inf for count in self.counts):
             raise ValueError(f"Evidence(counts={self.counts!r}): expected three positive weights")
-        if not (self.ramp > 1 and self.floor > 0):
-            raise ValueError(f"Evidence(ramp={self.ramp!r}, floor={self.floor!r}): expected ramp > 1 and floor > 0")
+        if not (1 < self.ramp < math.inf and 0 < self.floor <= 1):
+            raise ValueError(
+                f"Evidence(ramp={self.ramp!r}, floor={self.floor!r}): expected ramp > 1 and 0 < floor <= 1"
+            )
 
     def __repr__(self) -> str:
         shown = [f for f in fields(self) if f.name in _ALWAYS_SHOWN or getattr(self, f.name) != f.default]
@@ -109,7 +112,7 @@ class Evidence:
         return max(self.before_gate, self.least) if self.least > 0 else 0.0
 
     def corrected(self, norms: int) -> int:
-        """How many of a model's `norms`, from the first on, the rule corrects: at least one, unless `depth` is 0.
+        """Number of a model's `norms`, from the first on, that the rule corrects: at least one, unless `depth` is 0.
 
         >>> Evidence().corrected(19), Evidence(depth=0.4).corrected(53)
         (18, 21)

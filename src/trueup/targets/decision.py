@@ -1,4 +1,4 @@
-"""What calibration decided for a model, and the trials behind it."""
+"""The setting that calibration chose for a model, and the trials behind the choice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trueup.rules import Evidence
 
-NOTHING = Evidence(strength=0.0, base=0.0)
+LEFT_ALONE = Evidence(strength=0.0, base=0.0)
 """The rule that leaves a model as it is."""
 
 MAX_MOVED = 0.08
@@ -94,7 +94,7 @@ class Decision:
     @property
     def rule(self) -> Evidence:
         """The chosen rule."""
-        return self.chosen.rule if self.chosen else NOTHING
+        return self.chosen.rule if self.chosen else LEFT_ALONE
 
     def __str__(self) -> str:
         if not self.trials:
@@ -128,7 +128,7 @@ class Decision:
         values = json.loads(text)
         trials = tuple(_trial(trial) for trial in values["trials"])
         max_changed, note = values["max_changed"], values["note"]
-        if trials and (trials[0].rule != NOTHING or len({(t.images, len(t.kept)) for t in trials}) > 1):
+        if trials and (trials[0].rule != LEFT_ALONE or len({(t.images, len(t.kept)) for t in trials}) > 1):
             raise ValueError("the trials of the decision do not belong together")
         if not isinstance(note, str) or not 0 < max_changed <= 1:
             raise ValueError(f"the decision has max_changed={max_changed!r} and note={note!r}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import trueup
-from trueup.targets.decision import NOTHING, Decision, Trial
+from trueup.targets.decision import LEFT_ALONE, Decision, Trial
 from trueup_lab.performance.architectures import Architecture, pictures
 from trueup_lab.performance.networks import prepared
 from trueup_lab.performance.rows import TimingRow, absolute, compared
@@ -67,5 +67,5 @@ def _of_many_images(targets: trueup.Targets) -> trueup.Targets:
         for name, norm in many["norms"].items()
     }
     rule = trueup.Evidence(budget=1, strength=0.02, base=0, nuisance=True)
-    trials = tuple(Trial(r, 8, 0.0, (8.0, 8.0), gain, gain, 0.0) for r, gain in ((NOTHING, 0.0), (rule, 1.0)))
+    trials = tuple(Trial(r, 8, 0.0, (8.0, 8.0), gain, gain, 0.0) for r, gain in ((LEFT_ALONE, 0.0), (rule, 1.0)))
     return dataclasses.replace(targets, **many, sampled=torch.arange(targets.GATE_SAMPLE), decision=Decision(trials))
