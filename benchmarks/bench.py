@@ -4,7 +4,8 @@
     python benchmarks/bench.py imagenet weights/mobilenet_v2_imagenet_bn.safetensors --data ROOT --images 400
 
 A row per model, method and test set: accuracy in percent, the difference to the uncorrected model in points, and the
-standard error of that difference, paired over images. New rows replace those of the same model and method. `identity` is clean. (Segmentation: benchmarks/segmentation.py.)
+standard error of that difference, paired over images. New rows replace those of the same model and method.
+`identity` is clean. (Segmentation: benchmarks/segmentation.py.)
 `fifteen` and `four` are means over severities 1 to 5 of the fifteen corruptions that results are reported on and of
 the four on which constants may be chosen; their standard errors are over images, each counted by its mean over sets.
 
