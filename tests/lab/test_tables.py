@@ -202,7 +202,7 @@ MEASUREMENTS = {
     "budget": ("model", "seed", "asked", "of"),
     "choosing": ("model", "seed", "rule"),
     "corruptions_*": ("family", "corruption", "severity", "device"),
-    "deployment": ("route", "rule", "unit"),
+    "deployment": ("route", "batch", "rule", "unit"),
     "detection": ("model", "seed", "corruption", "severity"),
     "fast_path": ("network", "corruption", "severity"),
     "monitor_*": ("model", "rule", "batch"),

@@ -135,7 +135,7 @@ class Instrumented(LikeItsModel):
 
     def _build(self, trace: Trace) -> None:
         """Make this module's forward."""
-        quiet = trace.graph is not None and is_repeatable(self.model, trace.graph)
+        quiet = trace.graph is not None and is_repeatable(self._inner, trace.graph)
         if trace.graph is None:
             corrected, fixed = watched_pass(self, Watch(self._inner, trace, self._functions, self._used)), {}
         else:
@@ -154,7 +154,7 @@ class Instrumented(LikeItsModel):
                 return self._untraced()(self, *args, **kwargs)
             first = args[0] if args else kwargs.get(inputs[0]) if inputs else None
             run = functools.partial(corrected, self, *args, **kwargs)
-            return kernels.compile_together(run, first, lambda: quiet and not _has_hooks(self.model))
+            return kernels.compile_together(run, first, lambda: quiet and not _has_hooks(self._inner))
 
         self._give_forward(forward)
 
