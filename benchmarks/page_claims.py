@@ -21,9 +21,20 @@ from trueup_lab.evaluation import EvaluationRow, read_rows
 from trueup_lab.experiments import differences, experiment, paper, rows_file
 
 PAGES = (
-    *("bound", "calibration-images", "corruptions", "evaluation", "evidence-results", "first-correction", "gate"),
-    *("lab-notes", "limits", "many-gpus", "method", "models", "own-rules", "paper", "reading-the-decision", "results"),
-    *("sharing", "targets"),
+    *("any-model", "bound", "calibration-images", "corruptions", "default", "deployment", "evaluation"),
+    *(
+        "evidence-results",
+        "first-correction",
+        "gate",
+        "kernels",
+        "lab-notes",
+        "limits",
+        "many-gpus",
+        "method",
+        "models",
+    ),
+    *("monitoring", "own-rules", "paper", "performance", "reading-the-decision", "results", "segmentation", "sharing"),
+    "targets",
 )
 """Pages on which every number is accounted for."""
 

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 
 from page_claims import claims
-from page_tables import DOCS
+from page_tables import DOCS, ROOT
 
 _BLOCK = re.compile(r"<!-- (?!/)([^>]*?)(?:: start)? -->\n.*?<!-- (?:/\1|\1: end) -->", re.DOTALL)
 _INLINE = re.compile(r"<!-- (given|history) -->.*?<!-- /\1 -->", re.DOTALL)
-_VERSION = re.compile(r"\b(?:version|torch|default of|Python)\s+\d+\.\d+")
+_VERSION = re.compile(r"\b(?:[Vv]ersion|torch|default of|Python)\s+\d+\.\d+")
 _CODE = re.compile(r"^(`{3,4})[^\n]*\n.*?^\1$|^    [^\n]*$|`[^`\n]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(
     r"(?<![\w.^])[-+]?\d[\d,]*\.\d+(?!\w)|(?<![\w.^])\d[\d,]*(?= (?:%|points?\b|times\b|MB|ms|images/s))"
@@ -60,10 +60,11 @@ def _blank(match: re.Match[str]) -> str:
 def faults() -> list[str]:
     """Return everything that is wrong on the checked pages."""
     wrong = []
-    for page, sentences in claims().items():
-        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-        wrong += [f"{page}.md lacks: {sentence}" for sentence in missing(text, sentences)]
-        wrong += [f"{page}.md, {number}: nothing accounts for it" for number in unaccounted(text, sentences)]
+    pages = {DOCS / f"{page}.md": sentences for page, sentences in claims().items()} | {ROOT / "README.md": []}
+    for path, sentences in pages.items():
+        text = path.read_text(encoding="utf-8")
+        wrong += [f"{path.name} lacks: {sentence}" for sentence in missing(text, sentences)]
+        wrong += [f"{path.name}, {number}: nothing accounts for it" for number in unaccounted(text, sentences)]
     return wrong
 
 

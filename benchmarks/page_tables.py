@@ -68,7 +68,11 @@ def documents() -> dict[Path, dict[str, str]]:
         ROOT / "README.md": {"cost": cost_in_words()},
         DOCS / "bound.md": {"budget": budget_table(read("budget"))},
         DOCS / "gate.md": {"detection": detection_table(read("detection"))},
-        DOCS / "monitoring.md": {"monitor": monitor_table([*read("monitor_cpu"), *read("monitor_h200")])},
+        DOCS / "kernels.md": {"fast path": fast_path_table(read("fast_path"))},
+        DOCS / "monitoring.md": {
+            "drift": drift_table(read("drift")),
+            "monitor": monitor_table([*read("monitor_cpu"), *read("monitor_h200")]),
+        },
         DOCS / "models.md": {"training speed": speed_table(read("training_speed"))},
         DOCS / "lab-notes.md": {"ablations": ablation_table(read("choosing"))},
         DOCS / "evidence-results.md": {
@@ -207,6 +211,34 @@ def readings_table(rows: Sequence[Row], network: str, form: str) -> str:
             body.append([name, *(format(value, form) for value in (*accuracies, fmean(accuracies[1:])))])
     head = ["accuracy in %", "clean", "severity 1", "severity 3", "severity 5", "mean of the three"]
     return _markdown(head, body)
+
+
+def drift_table(rows: Sequence[Row]) -> str:
+    """How many corrupted images pass until the alarm, and how many of them look unusual."""
+    body = []
+    for row in rows:
+        name = row["corruption"].replace("_", " ").replace("identity", "none")
+        body.append([name, row["severity"], row["delay"] or "no alarm", f"{float(row['found']):.0f} %"])
+    return _markdown(["corruption", "severity", "corrupted images until the alarm", "p at most 0.05"], body)
+
+
+def fast_path_table(rows: Sequence[Row]) -> str:
+    """How the paper's rule by histograms differs from the exact one."""
+    body = []
+    for network, name in {"resnet20": "ResNet-20, CIFAR-10-C", "resnet50": "ResNet-50, ImageNet-C"}.items():
+        mine = [row for row in rows if row["network"] == network]
+        by_corruption: dict[str, list[float]] = {}
+        for row in mine:
+            difference = 100 * (int(row["right_fast"]) - int(row["right_exact"])) / int(row["images"])
+            by_corruption.setdefault(row["corruption"], []).append(difference)
+        means = [fmean(values) for values in by_corruption.values()]
+        agree = [100 * int(row["agree"]) / int(row["images"]) for row in mine]
+        largest = max(map(abs, means))
+        cells = (f"{fmean(means):.2f} points", f"{largest:.2f} points", f"{fmean(agree):.1f} %")
+        body.append([name, f"{len(mine)} sets of {mine[0]['images']}", *cells])
+    return _markdown(
+        ["network", "images", "mean difference", "largest of a corruption", "predictions that agree"], body
+    )
 
 
 def monitor_table(rows: Sequence[Row]) -> str:

@@ -121,7 +121,7 @@ def forget(asked: argparse.Namespace, rows: Path) -> None:
     kept = [row for row in read_table(rows, SegmentationRow) if row.method not in asked.again]
     write_table(rows, SegmentationRow, kept)
     if Default().name in asked.again:
-        for path in (asked.work / "targets").glob("*-decided.trueup.safetensors"):
+        for path in (asked.work / "targets").glob("*-decided-*.trueup.safetensors"):
             path.unlink()
 
 
@@ -134,7 +134,7 @@ def timing(asked: argparse.Namespace) -> None:
     """Time the model and the methods side by side, the default in the setting that calibration chose."""
     device = torch.device(asked.device)
     (subject,) = read_subjects(asked.model or data_root(asked.data) / WEIGHTS)
-    found = sorted((asked.work / "targets").glob(f"{subject.key}-*-decided.trueup.safetensors"))
+    found = sorted((asked.work / "targets").glob(f"{subject.key}-*-decided-*.trueup.safetensors"))
     if not found:
         raise SystemExit(f"no calibration of {subject.name} in {asked.work / 'targets'}; measure the default first")
     targets, model = trueup.Targets.load(found[0]), subject.model.to(device)

@@ -113,7 +113,8 @@ class Decision:
                 f"  chosen among {len(self.trials) - 1} settings on {images} images and perturbed copies of them",
                 f"  clean answers that change: {best.share_changed:.1%} (allowed: {self.max_changed:.1%})",
                 f"  clean scores move by {best.mean_moved:.1%} (allowed: {MAX_MOVED:.0%})",
-                f"  answers kept under mild perturbation: {kept[0]}, under strong perturbation: {kept[-1]}",
+                f"  answers kept under mild perturbation: {kept[0]}",
+                f"  answers kept under strong perturbation: {kept[-1]}",
                 f"  gain: {100 * best.mean_gain:.2f} points, standard error {100 * best.error:.2f}",
             ]
         )
