@@ -138,6 +138,17 @@ def test_a_small_file_loses_nothing_of_the_rule_that_calibration_chose(decided, 
         assert (found + found).images == 480
 
 
+@pytest.mark.parametrize("value", [torch.nan, -1.0])
+def test_statistics_of_the_chosen_rule_that_cannot_be_right_are_refused(saved, value):
+    decided_targets().save(saved, small=True)
+    tensors, metadata = parts(saved)
+    (name,) = (name for name in tensors if name.endswith("/settled"))
+    tensors[name][1] = value  # the spreads
+    forge(saved, tensors, metadata)
+    with pytest.raises(ValueError, match=r"targets\.safetensors is a damaged .* the settled statistics of site 'bn'"):
+        trueup.Targets.load(saved)
+
+
 def test_large_files_are_small_by_default(tmp_path, monkeypatch):
     targets = trueup.calibrate(make("resnet"), images(240).split(60), decide=False)
     for limit, name in ((10**9, "whole"), (10**5, "reduced")):

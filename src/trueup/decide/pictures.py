@@ -26,7 +26,7 @@ Scales = Mapping[int, Scale]
 
 
 def kind_of(single: Inputs) -> Hashable:
-    """What the inputs of two images must have in common to go into one batch: shapes, types, everything shared."""
+    """Key that the inputs of two images must share to go into one batch: shapes, types, everything that is shared."""
 
     def describe(value: Any) -> Hashable:
         if isinstance(value, Tensor):

@@ -137,7 +137,7 @@ class _Survey:
         return odd | {name for name in rows if name not in again or again[name].shape[0] != len(other)}
 
     def sort_out(self, inputs: Inputs, odd: set[str]) -> tuple[set[str], set[str]]:
-        """Which odd sites are folded, and which do not depend on the image, by two images together and alone."""
+        """Tell folded sites from those that do not depend on the image, by two images together and alone."""
         pair = inputs.part(0, 2) if len(inputs) > 1 else _with_another(inputs)
         try:
             both, first, second = (self.run(part, odd) for part in (pair, pair.part(0, 1), pair.part(1, 2)))

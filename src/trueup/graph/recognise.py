@@ -22,7 +22,7 @@ class Match(NamedTuple):
 
 
 class Known:
-    """What counts as a site: the known activations and norms, and those that the user named."""
+    """Kinds of sites: the known activations and norms, and those that the user named."""
 
     def __init__(self, activations: tuple[Activation, ...]) -> None:
         self.classes = tuple(a for a in activations if isinstance(a, type))

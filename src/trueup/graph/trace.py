@@ -142,7 +142,7 @@ def retrace(
 
 
 class _NotTraceableError(Exception):
-    """Why tracing failed, in a few words."""
+    """Reason for which tracing failed, in a few words."""
 
 
 def _symbolic(model: nn.Module, activations: tuple[Activation, ...], leaves: tuple[type[nn.Module], ...]) -> Trace:

@@ -13,7 +13,7 @@ from trueup.targets import Site, Sites
 
 
 class Instrument(Protocol):
-    """What is placed in a model, and where."""
+    """Modules that are placed in a model, by their sites."""
 
     _inner: nn.Module
     _placed: nn.ModuleList

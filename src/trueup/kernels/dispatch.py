@@ -246,7 +246,7 @@ def add(value: Any, residual: Any, order: Order) -> Any:
 def _uncorrected(
     a: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None, norm: BatchNorm | None
 ) -> Tensor:
-    """What the model alone computes, in a pass that does without its kernels."""
+    """Output of the model alone, in a pass that does without its kernels."""
     return plain.add_and_relu(a if norm is None else norm(a), residual, relu, ceiling)
 
 

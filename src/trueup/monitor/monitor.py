@@ -107,7 +107,7 @@ class Monitor:
                 self._send()
 
     def snapshot(self) -> Snapshot:
-        """What was seen since the last `reset`, and what the drift test has found since it began."""
+        """Counts and sums since the last `reset`, and the state of the drift test since it began."""
         self._check_process()
         with self._lock:
             self._fold()
@@ -234,7 +234,7 @@ class Monitor:
 
 
 class _Batch:
-    """What is kept of a forward pass: time, `(images, 2 + norms)` of p, gate and evidence, and the changed answers."""
+    """Record of a forward pass: time, `(images, 2 + norms)` of p, gate and evidence, and the changed answers."""
 
     __slots__ = ("changed", "images", "time", "values")
 

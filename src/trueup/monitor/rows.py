@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class ImageRow(NamedTuple):
-    """What is known of one image."""
+    """Results of one image, as columns."""
 
     time: float  # seconds since 1970
     p: float

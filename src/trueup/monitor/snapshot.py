@@ -35,7 +35,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a monitor has seen in a window. Its size does not depend on the number of images.
+    """Counts and sums of a window that a monitor has seen. Its size does not depend on the number of images.
 
         snapshot = monitor.snapshot()
         print(snapshot)

@@ -175,6 +175,8 @@ def _targets(
             settled = tensors.get(f"{prefix}settled") if rule is not None else None
             if settled is not None and (settled.dtype != torch.float64 or settled.isnan().any()):
                 raise ValueError(f"the settled statistics of site {name!r} hold {settled.dtype} or NaN")
+            if settled is not None and bool((settled[1:] < 0).any()):  # only a centre may be negative
+                raise ValueError(f"the settled statistics of site {name!r} hold a negative spread, share or floor")
             drift, drifted = tensors.get(f"{prefix}drift"), record.get("drifted", 0)
             if drift is not None:
                 _check(name, drift, torch.float64, 2, negative=False)

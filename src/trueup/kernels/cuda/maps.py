@@ -198,7 +198,7 @@ def _in_order(x: Tensor) -> Tensor:
 
 
 class _Plan(NamedTuple):
-    """How the work is divided among programs, and the kernels that do it: `whole`, or `sum_segments` and `finish`."""
+    """Division of the work among programs, and the kernels that do it: `whole`, or `sum_segments` and `finish`."""
 
     split: bool
     sums: int  # numbers that `sum_segments` stores

@@ -66,7 +66,7 @@ def quantile_rows(rows: Tensor, levels: Tensor, *, parts: int | None = None, sha
 
 
 class _Plan(NamedTuple):
-    """How the work is divided among programs, and the kernels that do it."""
+    """Division of the work among programs, and the kernels that do it."""
 
     parts: int  # of a row
     segments_per_part: int

@@ -91,7 +91,7 @@ def transport_rows(
 
 
 class _Plan(NamedTuple):
-    """How the work is divided among programs, and the kernels that do it."""
+    """Division of the work among programs, and the kernels that do it."""
 
     parts: int  # of a row
     segments_per_part: int

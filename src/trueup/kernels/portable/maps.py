@@ -133,7 +133,7 @@ def _local_mean(maps: Tensor) -> Tensor:
 def _excess(
     mean: Tensor, spread: Tensor, usual: MapConstants, gate: Tensor | None, channels: int
 ) -> tuple[Tensor, Tensor]:
-    """How far the means and the log-variances are moved down: minus `functional.evidence.shifts`.
+    """Distance by which the means and the log-variances are moved down: minus `functional.evidence.shifts`.
 
     `spread` is the variances plus their floors.
     """
