@@ -246,17 +246,14 @@ def _strong_level(
 ) -> float:
     """The first of the strong levels that changes enough of the model's own answers, over the images of all ranks."""
     for level in STRONG[:-1]:
-        lost, left = 0.0, LEVEL_IMAGES
-        for (numbers, batch), said in zip(batches, own, strict=True):
-            if left <= 0:
-                break
-            some, indices = batch.part(0, left).to(device), numbers[:left]
-            left -= len(some)
-            for number, weight, inputs, rows in _variants(some, indices, scales, (level,)):
+        lost, tried = 0.0, 0
+        for (numbers, some), said in zip(_first(LEVEL_IMAGES, batches, device), own, strict=False):
+            tried += len(some)
+            for number, weight, inputs, rows in _variants(some, numbers, scales, (level,)):
                 if number:
                     now, _ = _answer_of(model, inputs, answer)
                     lost += weight * float((1 - agreement(now, said[rows.to(said.device)])).sum())
-        parts = gathered((lost, LEVEL_IMAGES - max(left, 0)))
+        parts = gathered((lost, tried))
         if sum(part[0] for part in parts) >= FOOLED * sum(part[1] for part in parts):
             return level
     return STRONG[-1]
@@ -276,15 +273,11 @@ def _with_drift(
         return targets.norms[site.name].drifting(a.movedim(site.channel_dim, 1))
 
     sums: dict[str, Tensor] = {}
-    left, seen = DRIFT_IMAGES, 0
-    for numbers, batch in batches:
-        if left <= 0:
-            break
-        some, indices = batch.part(0, left).to(device), numbers[:left]
-        left -= len(some)
+    seen = 0
+    for numbers, some in _first(DRIFT_IMAGES, batches, device):
         clean = probe(some, look)
         for name in PERTURBATIONS:
-            found = probe(perturb_all(some, name, scales, numbers=indices, level=DRIFT_LEVEL), look)
+            found = probe(perturb_all(some, name, scales, numbers=numbers, level=DRIFT_LEVEL), look)
             seen += len(some)
             for site, statistics in found.items():
                 moved = (statistics - clean[site]).square().sum(dim=0).cpu()
@@ -296,6 +289,16 @@ def _with_drift(
             drift = moved if known.drift is None else known.drift + moved
             norms[name] = replace(known, drift=drift, drifted=known.drifted + count)
     return replace(targets, norms=norms)
+
+
+def _first(
+    count: int, batches: list[tuple[Tensor, Inputs]], device: torch.device | None
+) -> Iterator[tuple[Tensor, Inputs]]:
+    """Yield the first images of batches on the device, `count` in all."""
+    for numbers, batch in batches:
+        if count > 0:
+            yield numbers[:count], batch.part(0, count).to(device)
+        count -= len(batch)
 
 
 def _applies(rule: Evidence, traced: Trace, targets: Targets, select: Select | None) -> bool:

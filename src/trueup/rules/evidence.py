@@ -57,7 +57,7 @@ class Evidence:
     band's (or a whole map's) deviation and of a high band's; `ramp`, the 20 above; `before_gate`, the gate value at
     norms that come before the gate has read (at least `least`, and 0 if that is 0); `floor`, the share of a channel's
     mean clean variance below which variances are not distinguished. It limits how much detail a blurred image gets
-    back: a deviation grows by at most 1 / sqrt(floor).
+    back: a deviation grows by at most sqrt(1 + 1 / floor).
 
     The mathematics is in `trueup.functional.evidence` and `trueup.functional.gate`.
 
