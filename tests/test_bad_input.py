@@ -40,7 +40,7 @@ def test_a_batch_that_the_model_cannot_take(batch, error, message):
 
 def test_one_image_that_a_convolution_takes_is_noticed():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())  # takes (channels, height, width) as well
-    with pytest.raises(ValueError, match=r"not one of the 3 rows alone.*give a batch: image\[None\]"):
+    with pytest.raises(ValueError, match=r"not on one of the 3 rows alone.*give a batch: image\[None\]"):
         trueup.calibrate(model, [images(1)[0]], decide=False)
 
 

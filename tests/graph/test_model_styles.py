@@ -271,7 +271,7 @@ def test_a_hook_that_changes_values_is_noticed_and_runs():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval()
     model.register_forward_hook(lambda _m, _i, out: out * 2)
     targets = trueup.calibrate(model, [images(2)], decide=False)
-    assert "gives other outputs than its traced forward pass" in str(targets)
+    assert "differ from those of its traced forward pass" in str(targets)
     assert trueup.correct(model, targets, LEFT_ALONE)(images(2)).equal(model(images(2)))
 
 

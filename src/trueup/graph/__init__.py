@@ -1,4 +1,4 @@
-"""Sites: finding where a forward pass applies activation functions and norms, and placing modules there.
+"""Find where a forward pass applies activation functions and norms (its sites), and place modules there.
 
 The only room that knows torch.fx.
 """

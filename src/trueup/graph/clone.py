@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
-    """New module objects around the same parameters and, unless `own_buffers`, the same buffers and other tensors.
+    """Copy the module objects of a model; share its parameters and, unless `own_buffers`, its other tensors.
 
     The wrappers of torch.compile and of data-parallel training are removed; compiled parts inside run uncompiled.
     """
@@ -19,7 +19,7 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     if getattr(model, "is_instrumented", False):
         raise TypeError("this module is a corrected model already; give the model that it was made from")
     memo: dict[int, Tensor] = {id(tensor): tensor for tensor in model.parameters()}
-    if own_buffers:  # loose tensors with a history cannot be copied otherwise
+    if own_buffers:  # deepcopy refuses loose tensors that have a gradient history
         memo |= {id(tensor): tensor.detach().clone() for tensor in loose_tensors(model) if id(tensor) not in memo}
     else:
         memo |= {id(tensor): tensor for tensor in (*loose_tensors(model), *model.buffers())}
@@ -33,7 +33,7 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
 
 
 def _share_scripted_parts(model: nn.Module, twin: nn.Module, *, buffers: bool) -> None:
-    """Give TorchScript parts of the twin the model's tensors: a deep copy of such a part has copied them."""
+    """Share the tensors of TorchScript parts with the twin; copy.deepcopy ignores the memo for them."""
     for ours, theirs in zip(modules_of(model), modules_of(twin), strict=True):
         if isinstance(ours, torch.jit.ScriptModule):
             shared = [*ours.named_parameters(recurse=False), *(ours.named_buffers(recurse=False) if buffers else ())]
@@ -49,7 +49,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def check_model_kind(model: object) -> None:
-    """Refuse what is no model, or none that can be followed, with the way out."""
+    """Raise an error for an object that is not a model, or a model that cannot be cloned and run."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"the model is a {type(model).__name__}: expected a torch.nn.Module as the first argument, as in "
@@ -84,12 +84,12 @@ def device_of(model: nn.Module) -> torch.device | None:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, also if it has an attribute of its own that is called `modules`."""
+    """All modules of a model, even if its class redefines `modules`."""
     return [module for _, module in nn.Module.named_modules(model)]
 
 
 def loose_tensors(model: nn.Module) -> list[Tensor]:
-    """Tensors that are plain attributes, such as the weights that weight norm computes: they cannot be copied."""
+    """Tensors that are plain attributes, such as the weights that weight norm computes."""
     return [value for module in modules_of(model) for value in vars(module).values() if isinstance(value, Tensor)]
 
 
@@ -108,7 +108,7 @@ def _compiled(module: object) -> nn.Module | None:
 
 
 class _Plain(nn.Module):
-    """Stands where a compiled part of a model was: the same names, and nothing compiled."""
+    """Replaces a compiled part of a model: runs the same module, under the same names, uncompiled."""
 
     _orig_mod: nn.Module
 

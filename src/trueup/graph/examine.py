@@ -1,4 +1,4 @@
-"""A first look at a model as it runs: whether its trace is right, which sites there are, and what their rows mean."""
+"""Run a model on a first batch to check its trace, find its sites and learn what their rows are."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from trueup.targets import Site, Sites
 _Values = dict[str, Tensor]
 
 
-ENOUGH = 22  # images; a number that windows, heads and tables of positions are unlikely to have
+ENOUGH = 22  # images: unlikely to equal a number of windows, heads or positions
 
 
 def examine(trace: Trace, inputs: Inputs) -> Trace:
-    """The trace with its sites as they are found on a first batch. The trace should own its buffers.
+    """Check a trace on a first batch, and return it with the sites found there. The trace should own its buffers.
 
-    A traced forward pass that does not do what the model does is watched instead. Sites whose rows are several per
-    image, image after image, become folded. Those whose rows are something else are taken out; they are listed in
+    If the trace computes something else than the model, the model is watched instead. A site with several rows per
+    image, one image after the other, becomes a folded site. Sites with any other rows are removed and listed in
     `left`, unless they do not depend on the image at all, such as those of a network that computes position biases.
 
-    It takes three forward passes, so of a large batch the first images have to do, unless the model wants all of them.
+    This takes three forward passes, on the first images of a large batch if the model accepts a smaller one.
     """
     images = inputs.images
     if images is not None and images.dim() > 3 and len(inputs) > ENOUGH:
         try:
             return _examined(trace, inputs.part(0, ENOUGH))
-        except ValueError:  # a model that wants batches of a certain size, or what is wrong with this one
+        except ValueError:  # a fixed batch size, or an error that the whole batch will show again
             pass
     return _examined(trace, inputs)
 
@@ -60,11 +60,11 @@ def _examined(trace: Trace, inputs: Inputs) -> Trace:
 
 
 def _not_as_traced(trace: Trace, inputs: Inputs) -> str:
-    """Why the traced forward pass does not do what the model does with these inputs; empty if it does."""
+    """Reason why the trace computes something else than the model on these inputs; empty if it does not."""
     kind = type(trace.model).__name__
     names = list(inspect.signature(trace.model.forward).parameters)
     if differ_from(fixed_inputs(trace.model), names, inputs.args, inputs.kwargs):
-        return f"{kind} is given optional inputs, and a trace is of their defaults"
+        return f"{kind} is given optional inputs, but tracing fixes them at their defaults"
     own = run(trace.model, inputs, trace.model)
     try:
         traced = run(Instrumented(trace, lambda _: None), inputs, trace.model)
@@ -73,13 +73,13 @@ def _not_as_traced(trace: Trace, inputs: Inputs) -> str:
     if _alike(traced, own):
         return ""
     return (
-        f"{kind} gives other outputs than its traced forward pass, so something in it changes from call to call or "
-        "depends on the input in a way that cannot be traced"
+        f"the outputs of {kind} differ from those of its traced forward pass: something in it changes from call to "
+        "call, or depends on the input in a way that cannot be traced"
     )
 
 
 def _discover(trace: Trace, inputs: Inputs) -> Sites:
-    """All calls of known norms and activations in one forward pass."""
+    """Find all calls of known norms and activations in one forward pass."""
     found: list[Site] = []
 
     def visit(name: str, site: Site, _value: Tensor) -> None:
@@ -103,7 +103,7 @@ def _discover(trace: Trace, inputs: Inputs) -> Sites:
 
 
 class _Survey:
-    """Looks at the raw values at all sites, whatever their first dimension."""
+    """Runs a model and records the values at all sites, whatever their first dimension is."""
 
     def __init__(self, trace: Trace) -> None:
         self._model, self._values, self._keep = trace.model, _Values(), set[str]()
@@ -113,31 +113,31 @@ class _Survey:
         self._values[name] = a.clone() if name in self._keep else a.new_empty(0).expand(a.shape[0], 0)
 
     def run(self, inputs: Inputs, keep: Collection[str] = ()) -> _Values:
-        """Values at the sites in `keep`, and empty tensors with as many rows as there are elsewhere."""
+        """Values at the sites in `keep`; at the others, empty tensors with the same number of rows."""
         self._values, self._keep = {}, set(keep)
         run(self._module, inputs, self._model)
         return self._values
 
     def odd(self, inputs: Inputs) -> set[str]:
-        """Sites whose rows are not the images of a batch, or not in a batch of one."""
+        """Names of the sites that do not have one row per image, in this batch or in one of another size."""
         count = len(inputs)
         rows = {name: a.shape[0] for name, a in self.run(inputs).items()}
         odd = {name for name, n in rows.items() if n != count}
-        other = inputs.part(0, 1) if count > 1 else _with_another(inputs)  # a batch of another size
+        other = inputs.part(0, 1) if count > 1 else _with_another(inputs)
         try:
             again = self.run(other)
         except ValueError as error:
             images = inputs.images
             if images is None or images.dim() != 3:
-                return odd  # a model that wants batches of a certain size
+                return odd  # the model has a fixed batch size
             raise ValueError(
-                f"{type(self._model).__name__} takes images of shape {tuple(images.shape)}, but not one of the {count} "
-                "rows alone, so the first dimension does not count images; give a batch: image[None]"
+                f"{type(self._model).__name__} runs on images of shape {tuple(images.shape)} but not on one of the "
+                f"{count} rows alone, so the first dimension does not count images; give a batch: image[None]"
             ) from error
         return odd | {name for name in rows if name not in again or again[name].shape[0] != len(other)}
 
     def sort_out(self, inputs: Inputs, odd: set[str]) -> tuple[set[str], set[str]]:
-        """Tell folded sites from those that do not depend on the image, by two images together and alone."""
+        """Names of folded sites, and of those that do not depend on the image: run two images together and alone."""
         pair = inputs.part(0, 2) if len(inputs) > 1 else _with_another(inputs)
         try:
             both, first, second = (self.run(part, odd) for part in (pair, pair.part(0, 1), pair.part(1, 2)))
@@ -164,12 +164,12 @@ class _Look(nn.Module):
 
 
 def _folded(site: Site) -> Site:
-    """The site as its rows are seen once they are unfolded: channels last."""
+    """Mark a site as folded. Unfolded rows have their channels last."""
     return replace(site, folded=True, channel_dim=-1 if site.kind == "norm" else site.channel_dim)
 
 
 def _with_another(inputs: Inputs) -> Inputs:
-    """A batch of two from a batch of one: the second is mirrored and weaker."""
+    """Add a second image to a batch of one: the first, mirrored and at half its values."""
 
     def double(value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Rows of a tensor that are parts of images: windows or groups of tokens that a model folds into the batch."""
+"""Fold and unfold the batch: a model may make several rows of one image, such as windows or groups of tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def batch_of(*inputs: Any) -> int | None:
-    """Number of images in a model's inputs; None if there is no tensor among them.
+    """Number of images in a model's inputs; None if they hold no tensor.
 
-    The first tensor counts, in lists and dictionaries too. A list of single images `(channels, height, width)` has as
+    The first tensor decides, in lists and dictionaries too. A list of single images `(channels, height, width)` has as
     many images as entries.
     """
     for value in inputs:
@@ -31,7 +31,7 @@ def batch_of(*inputs: Any) -> int | None:
 
 
 def is_list_of_images(value: object) -> bool:
-    """Whether this is a list or tuple of single images `(channels, height, width)`, such as detectors take."""
+    """Whether `value` is a list or tuple of single images `(channels, height, width)`, as detectors take them."""
     return (
         isinstance(value, list | tuple)
         and len(value) > 0
@@ -40,7 +40,7 @@ def is_list_of_images(value: object) -> bool:
 
 
 def unfold(a: Tensor, batch: int, channel_dim: int | None) -> Tensor:
-    """All rows of an image side by side: `(batch * n, ...)` becomes `(batch, n * positions, channels)`.
+    """Join all rows of an image: `(batch * n, ...)` becomes `(batch, n * positions, channels)`.
 
     Without channels (`channel_dim` None) it becomes `(batch, values)`. `a` may be of any number of dimensions.
     """
@@ -51,7 +51,7 @@ def unfold(a: Tensor, batch: int, channel_dim: int | None) -> Tensor:
 
 
 def refold(a: Tensor, like: Tensor, channel_dim: int | None) -> Tensor:
-    """The rows of `unfold(like, ...)` in the shape of `like` again."""
+    """Undo `unfold(like, ...)`: bring its rows back to the shape of `like`."""
     if channel_dim is None:
         return a.reshape(like.shape)
     return a.reshape(like.movedim(channel_dim, -1).shape).movedim(-1, channel_dim)

@@ -1,4 +1,4 @@
-"""Where a placed module can also do its neighbours' work: the batch norm before it, a residual sum, and a ReLU.
+"""Decide where a placed module can also do its neighbours' work: a batch norm, a residual sum and a ReLU.
 
 The pattern is a chain, norm -> sum -> ReLU. The site is its first element (a norm) or its last (a ReLU). This file
 decides from the graph alone; whether a chain runs as one kernel is decided by `trueup.kernels`.
@@ -41,10 +41,10 @@ def chain_after(
     readers: Collection[fx.Node] = (),
     kept: Collection[fx.Node] = (),
 ) -> Chain:
-    """The sum and the ReLU after `node` that a module which `fuses` "add", "relu" or "relu6" can take over.
+    """Find the sum and the ReLU after `node` that a module with "add", "relu" or "relu6" in `fuses` can take over.
 
-    A value with another user ends the chain, and so does a node in `kept`. `readers` read the value of `node` in any
-    case and do not count. A sum in place must write into the value: the residual's memory is read elsewhere.
+    A value with another user ends the chain, and so does a node in `kept`. `readers` read the value of `node` anyway
+    and do not count as users. An in-place sum must write into the value: the residual's memory is read elsewhere.
     """
     nodes: list[fx.Node] = []
     arguments: dict[str, Any] = {}
@@ -61,9 +61,9 @@ def chain_after(
 
 
 def chain_before(root: nn.Module, node: fx.Node, fuses: Collection[str]) -> tuple[fx.Node, Chain]:
-    """The chain that ends in the plain ReLU `node`, and the node at which it starts.
+    """Find the chain that ends in the plain ReLU `node`, and the node at which it starts.
 
-    A sum is included only if it starts at a batch norm: any other sum would have to be read twice, with nothing gained.
+    A sum is included only after a batch norm: fusing any other sum reads its inputs twice and gains nothing.
     """
     value = node.all_input_nodes[0]
     for start in (value, *value.all_input_nodes):
@@ -76,8 +76,8 @@ def chain_before(root: nn.Module, node: fx.Node, fuses: Collection[str]) -> tupl
 def can_defer_norm(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
     """Whether `node` is a batch norm that a later `call` can apply instead.
 
-    It must be the only user of its input. Nothing may be written in place in between either: that could be the same
-    memory under another name.
+    It must be the only user of its input, and no node in between may write in place: that could be the same memory
+    under another name.
     """
     if not _is_batch_norm(root, node) or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
         return False
@@ -90,7 +90,7 @@ def can_defer_norm(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
 
 
 def batch_norm_of(module: nn.Module) -> BatchNorm | None:
-    """The computation of a module as it is now, if it is torch's own batch norm with running statistics; else None."""
+    """Tensors of a module if it is torch's own batch norm in evaluation mode with running statistics; else None."""
     if type(module) not in _BATCH_NORMS:  # a subclass may do more
         return None
     assert isinstance(module, _BATCH_NORMS)
@@ -117,7 +117,7 @@ def _is_batch_norm(root: nn.Module, node: fx.Node) -> bool:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a module does what its class does: no hooks, no forward of its own."""
+    """Whether a module has no hooks and no `forward` set on the object."""
     return "forward" not in module.__dict__ and not any([getattr(module, hooks) for hooks in HOOKS])  # noqa: C419  # faster
 
 
@@ -127,7 +127,7 @@ def _only_user(node: fx.Node, readers: Collection[fx.Node] = ()) -> fx.Node | No
 
 
 def _residual(root: nn.Module, node: fx.Node, value: fx.Node) -> tuple[fx.Node, Order] | None:
-    """The other summand and the order, if a node adds something to `value` and does nothing else."""
+    """The other summand and the order of a node that adds it to `value`; None if the node is no such sum."""
     if node.target not in _SUMS.get(node.op, ()) or node.kwargs or len(node.args) != 2:
         return None
     first, second = node.args

@@ -1,7 +1,7 @@
-"""Shorter code for a graph's forward pass: what several calls look up on the way to their modules is looked up once.
+"""Faster code for a graph's forward pass: look up each object on the way to a module once.
 
 torch.fx writes every module as a path from the root, `self.model.layer1.block.conv`. Each step is a call of
-`nn.Module.__getattr__`. In a network of a hundred layers these take as long as ten layers.
+`nn.Module.__getattr__`. In a network of a hundred layers these calls take as long as ten layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Path = tuple[str, ...]
 
 
 def hoisted(_current: object) -> Callable[[list[str]], list[str]]:
-    """For `torch.fx.Graph.on_generate_code`: rewrite the lines of a forward pass."""
+    """Code transform for `torch.fx.Graph.on_generate_code`."""
     return hoist_paths
 
 
@@ -28,7 +28,7 @@ def hoist_paths(lines: list[str]) -> list[str]:
     """
     names: dict[Path, str] = {}
     text, local = "".join(lines), "on_path_"
-    while local in text:  # a name that a node has already
+    while local in text:  # taken by a node
         local = f"_{local}"
     tree = _Shorten(names, local).visit(ast.parse(text))
     first = [f"{name} = {_spelled(names, path)}\n" for path, name in names.items()]
@@ -36,7 +36,7 @@ def hoist_paths(lines: list[str]) -> list[str]:
 
 
 class _Shorten(ast.NodeTransformer):
-    """Replaces the objects on the way to attributes of `self` by local names, and collects these."""
+    """Replaces the objects on the way to attributes of `self` by local names, and collects the names."""
 
     def __init__(self, names: dict[Path, str], local: str) -> None:
         self._names, self._local = names, local
@@ -76,7 +76,7 @@ def _path(node: ast.AST) -> Path | None:
 
 
 def _spelled(names: dict[Path, str], path: Path) -> str:
-    """Code that looks up the last name of a path, from the local name of what comes before it."""
+    """Code for a path: the local name of all but its last step, then that step."""
     *before, last = path
     root = names.get(tuple(before), "self")
     return f"{root}.{last}" if last.isidentifier() else f"getattr({root}, {last!r})"

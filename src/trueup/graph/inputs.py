@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model as people write them: one batch of arguments, and the tensors in nested values."""
+"""A batch as a model takes it, and the tensors in nested inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trueup.graph.folds import batch_of, is_list_of_images
 
 @dataclass(frozen=True)
 class Inputs:
-    """One batch as a model takes it: positional and keyword arguments."""
+    """One batch of images: the positional and keyword arguments of the model."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, value: Any) -> Inputs:
-        """Inputs themselves; or one positional argument."""
+        """Inputs as they are; anything else becomes the only positional argument."""
         return value if isinstance(value, Inputs) else cls((value,))
 
     @classmethod
@@ -43,19 +43,19 @@ class Inputs:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors, in lists and dictionaries too."""
+        """All tensors, including those in lists and dictionaries."""
         return list(tensors_in((self.args, dict(self.kwargs))))
 
     def to(self, device: torch.device | None, *, copy: bool = False) -> Inputs:
-        """The same on another device."""
+        """Detach all tensors and move them to a device."""
         return self._map(lambda tensor: tensor.detach().to(device, copy=copy))
 
     def part(self, start: int, stop: int) -> Inputs:
-        """Some of the images: what has an entry per image is cut, everything else is kept."""
+        """Images `start` to `stop`. Values with one entry per image are cut, everything else is kept."""
         return self._cut(lambda value: value[start:stop])
 
     def take(self, rows: Tensor) -> Inputs:
-        """The images with these numbers."""
+        """Images with these indices."""
         numbers = rows.tolist()
         return self._cut(lambda value: value[rows.to(value.device)], lambda value: [value[k] for k in numbers])
 
@@ -74,7 +74,7 @@ class Inputs:
         )
 
     def describe(self) -> str:
-        """Shapes and types in words."""
+        """Shapes and types as text, for messages."""
         if (images := self.images) is not None:
             return f"images of shape {tuple(images.shape)} and type {images.dtype}"
         parts = [_described(value) for value in self.args] + [f"{k}={_described(v)}" for k, v in self.kwargs.items()]
@@ -105,7 +105,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def rebuilt(value: Any, walk: Callable[[Any], Any]) -> Any:
-    """A list, tuple or dictionary with `walk` applied to each entry; anything else as it is."""
+    """Apply `walk` to each entry of a list, tuple or dictionary; return anything else unchanged."""
     if isinstance(value, Mapping):
         return {key: walk(part) for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

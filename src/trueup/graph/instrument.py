@@ -1,6 +1,6 @@
-"""A model with modules placed at its sites: plain Python again, which compiles and exports.
+"""A model with modules placed at its sites, as plain Python that compiles and exports.
 
-A traced model becomes a new forward pass with the modules in it; any other runs as it is, and is watched.
+A traced model gets a new forward pass with the modules in it; any other model runs as it is and is watched.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from trueup.targets import Site
 
 
 class Reading(NamedTuple):
-    """A value computed in passing from some `sites`, before the modules placed there change them.
+    """A value computed during the forward pass from some `sites`, before the modules placed there change them.
 
     `reader(site)` is a module that reads one of the sites. `combine` computes the value from the readers' results, in
-    the order of `sites`. `place_before(site)` is the module placed at a site before the last one that is read, where
-    the value is not known yet; None for none.
+    the order of `sites`. `place_before(site)` is the module for a site before the last one that is read, where the
+    value is not known yet, or None.
     """
 
     sites: Collection[str]
@@ -51,25 +51,24 @@ class Reading(NamedTuple):
 
 
 class Instrumented(LikeItsModel):
-    """A module like the model, in which the value at each site passes through `place(site)`, unless it is None.
+    """A module like the model, in which the value at each site passes through `place(site)` unless that is None.
 
-    It shares the model's tensors but not its module objects, so neither can change the other's mode or structure, and
-    has the model's `state_dict`, name by name. It starts in evaluation mode; in training mode it does what the model
-    does. Moving or casting it leaves the model where it was. In evaluation mode, forward hooks on modules that contain
-    others do not run if the model was traced. An optional input at another value than the traced default makes this
-    call a watched one.
+    It shares the model's tensors but not its module objects, so neither can change the other's mode or structure. Its
+    `state_dict` has the model's names. It starts in evaluation mode; in training mode it does what the model does.
+    Moving or casting it leaves the model where it was. In evaluation mode, if the model was traced, forward hooks on
+    modules that contain others do not run. A call with another value for an optional input than the traced default is
+    watched.
 
     A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add", "relu" and "relu6". It is
     then called with the input of that chain and `norm=` (the module), `residual=`, `order=`, `relu=` and, for a ReLU6,
-    `ceiling=`. This happens only where
-    nothing else can tell: the neighbours are torch's own, nothing else reads the values in between, nothing is placed
-    there, and no hook exists when this module is made.
+    `ceiling=`. This happens only where nothing else can notice: the neighbours are torch's own, nothing else reads the
+    values in between, nothing is placed there, and no hook exists when this module is made.
 
     With a `reading`, every placed module is called with two values: the one at its site and the one that was read. At
     sites before the last one that is read, `reading.place_before` is placed and called with one value.
 
-    With a `report`, a second reading, the module returns `(output, value)`. Its `combine` gets the results of its own
-    readers and then, if there is a `reading`, that one's value; a site that both read is read once. In training mode
+    With a `report`, a second reading, the module returns `(output, value)`. Its `combine` gets the results of its
+    readers and then, if there is a `reading`, the value of that. A site that both read is read once. In training mode
     the value is None.
 
     The value at a folded site is shown with all rows of an image side by side, the channels last.
@@ -134,7 +133,7 @@ class Instrumented(LikeItsModel):
         return names[: max(map(names.index, read), default=0)]
 
     def _build(self, trace: Trace) -> None:
-        """Make this module's forward."""
+        """Build the forward pass and give it to this module."""
         quiet = trace.graph is not None and is_repeatable(self._inner, trace.graph)
         if trace.graph is None:
             corrected, fixed = watched_pass(self, Watch(self._inner, trace, self._functions, self._used)), {}
@@ -142,7 +141,7 @@ class Instrumented(LikeItsModel):
             corrected, fixed = self._rewired(*trace.copy()), fixed_inputs(self._inner)
         parameters = inspect.signature(self._inner.forward).parameters
         inputs = list(parameters)
-        # A trace has the first input; a model may have something to say about a call without.
+        # Tracing assumes that the first input is given. The model decides what a call without it means.
         optional = trace.graph is not None and bool(inputs) and parameters[inputs[0]].default is None
 
         def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +159,7 @@ class Instrumented(LikeItsModel):
 
     @property
     def _functions(self) -> bool:
-        """Whether some sites that are used are calls of functions."""
+        """Whether any site in use is a function call."""
         paths = {path for path, _ in nn.Module.named_modules(self._inner)}
         return any(name.partition("#")[0] not in paths for name in self._used)
 
@@ -170,13 +169,13 @@ class Instrumented(LikeItsModel):
         return [*self.placed_at, *self._all_read]
 
     def _untraced(self) -> Callable[..., Any]:
-        """A forward pass of a clone, because hooks would keep the traced one from fusing."""
+        """Watched forward pass on a clone: hooks on the model itself would prevent fusing in the traced pass."""
         twin = clone(self._inner)
         trace = Trace(twin, self._known, self._activations, self._leaves)
         return watched_pass(self, Watch(twin, trace, self._functions, self._used), twin)
 
     def _rewired(self, graph: fx.Graph, places: list[Place]) -> Callable[..., Any]:
-        """The graph, with the placed modules in it, as a function of this module and the inputs."""
+        """Compile the graph with the placed modules in it to a function of this module and the inputs."""
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"_inner.{node.target}"
@@ -244,5 +243,5 @@ class Instrumented(LikeItsModel):
 
 
 def _has_hooks(model: nn.Module) -> bool:
-    """Whether something is told of every call, and so of a forward pass that is run twice."""
+    """Whether any module has a hook, which would notice that a forward pass runs twice."""
     return any(getattr(module, hooks) for module in modules_of(model) for hooks in HOOKS)

@@ -1,4 +1,4 @@
-"""Nodes of a graph that write into memory which other nodes read."""
+"""In-place writes in a graph: which nodes write into memory that other nodes read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IN_PLACE_OPERATORS = {
 
 
 def is_aliased(model: nn.Module, node: fx.Node) -> bool:
-    """Whether a node overwrites memory to which anything besides its own result refers."""
+    """Whether a node overwrites memory that anything besides its own result refers to."""
     if not is_in_place(model, node):
         return False
     while node.all_input_nodes:
@@ -55,9 +55,9 @@ def is_aliased(model: nn.Module, node: fx.Node) -> bool:
 
 
 def is_repeatable(model: nn.Module, graph: fx.Graph) -> bool:
-    """Whether a graph can be run twice for one input: it writes neither into that nor into tensors of the model.
+    """Whether a graph can run twice on one input: it writes neither into the input nor into the model's tensors.
 
-    Of modules and functions that are not torch's, and were not traced into, this is not known.
+    False if it calls modules or functions that are not torch's and were not traced: what they do is not known.
     """
     return not any(_is_foreign(model, node) or _writes_outside(model, node) for node in graph.nodes)
 
@@ -71,7 +71,7 @@ def _is_foreign(model: nn.Module, node: fx.Node) -> bool:
 
 
 def _writes_outside(model: nn.Module, node: fx.Node) -> bool:
-    """Whether a node writes into memory that is there before the graph is run."""
+    """Whether a node writes into memory that exists before the graph runs."""
     if "out" in node.kwargs:
         return True
     if not is_in_place(model, node) and node.target is not operator.setitem:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class KnownNorm:
-    """A normalisation in all its spellings. `over_last`: it normalises the last dimensions, so channels may be last."""
+    """A normalisation in all its spellings. `over_last`: it normalises the last dimensions, so channels can be last."""
 
     name: str
     modules: tuple[type[nn.Module], ...]
@@ -34,7 +34,7 @@ NORM_MODULES = tuple(module for known in KNOWN_NORMS for module in known.modules
 def is_plain_norm(module: nn.Module) -> bool:
     """Whether a module is one of torch's norms, a subclass that keeps its forward pass, or a frozen batch norm.
 
-    Detectors have frozen batch norms in a class of their own, which every library writes again under the same name.
+    Every detection library has its own class of frozen batch norms, under the same name.
     """
     if type(module).__name__.endswith("FrozenBatchNorm2d"):
         return True
@@ -42,7 +42,7 @@ def is_plain_norm(module: nn.Module) -> bool:
 
 
 def channel_dim(known: KnownNorm, shape: Any) -> int | None:
-    """Dimension that holds the channels of a norm over the last dimensions of this `shape`; None if that is ambiguous.
+    """Dimension of a norm's channels; None if unclear. A norm over the last dimensions normalises this `shape`.
 
     >>> layer_norm = KNOWN_NORMS[3]
     >>> channel_dim(layer_norm, (768,)), channel_dim(layer_norm, (64, 8, 8)), channel_dim(layer_norm, (16, 64))

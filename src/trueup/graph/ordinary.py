@@ -1,4 +1,4 @@
-"""What makes a wrapper an ordinary module: the model's names, its attributes, and a forward that belongs to a class."""
+"""A wrapper that tools take for the model: the model's names and attributes, and a forward that belongs to a class."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 from torch import Tensor, fx, nn
 
-_OWN = "_inner."  # not "model": many models have a part of that name, and tools look parts up by their names
-# Public names of the wrapper's own submodules, which a model may have too. Then they are the model's.
+_OWN = "_inner."  # not "model": many models have a part of that name
+# Public names of the wrapper's own submodules. A model's attribute of the same name comes first.
 _PARTS = {"model": "_inner", "placed": "_placed", "readers": "_readers", "combine": "_combine", "report": "_report"}
 
 
 class LikeItsModel(nn.Module):
     """A module around `self._inner`, the model, that tools cannot tell from it.
 
-    Names of parameters, buffers and submodules are the model's, as in its `state_dict`. Public attributes that this
-    module has not are the model's. `model` is the model itself and `placed`, `readers`, `combine` and `report` are what
-    was put into it, unless the model has an attribute of that name. `forward` is set with `_give_forward`, and belongs
-    to a class of this object alone, as in torch.fx's own modules: tools look it up there.
+    Parameters, buffers and submodules have the model's names, as in its `state_dict`. Public attributes that this
+    module lacks are looked up in the model. `model` is the model itself, and `placed`, `readers`, `combine` and
+    `report` are what was placed in it, unless the model has an attribute of that name. `_give_forward` sets `forward`
+    on a class made for this object alone, as torch.fx does: tools look it up on the class.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -38,13 +38,13 @@ class LikeItsModel(nn.Module):
             setattr(model, name, value)
             return
         super().__setattr__(name, value)
-        if name == "_inner":  # its own parameters and buffers are this module's as well
+        if name == "_inner":  # parameters and buffers at the model's top level
             self.__dict__.update(_parameters=value._parameters, _buffers=value._buffers)
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """All modules, those of the model by the names they have there. The model itself shares this module's name."""
+        """All modules; those of the model have their names in the model. The model itself shares this module's name."""
         cut = f"{prefix}." if prefix else ""
         for name, module in super().named_modules(memo, prefix, remove_duplicate):
             if name == f"{cut}{_OWN}".removesuffix("."):
@@ -55,7 +55,7 @@ class LikeItsModel(nn.Module):
                 yield name, module
 
     def _give_forward(self, forward: Callable[..., Any]) -> None:
-        """Make `forward(self, ...)` this object's, with the signature of the model's."""
+        """Set `forward(self, ...)` on this object, with the signature of the model's forward."""
         functools.update_wrapper(forward, type(self._inner).forward)
         plain = plain_class(self)
         names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
@@ -79,13 +79,13 @@ class LikeItsModel(nn.Module):
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
-    """Class of a module, without the one that was made for a single object."""
+    """Class of a module, ignoring the class that `_give_forward` made."""
     cls = type(module)
     return cls.__base__ if "_made_for_one" in cls.__dict__ else cls  # type: ignore[return-value]
 
 
 def strip_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """Hook of `state_dict`: the model's names without that of the model."""
+    """Hook of `state_dict`: remove the wrapper's prefix from the model's names."""
     for key in [key for key in state if key.startswith(f"{prefix}{_OWN}")]:
         state[prefix + key.removeprefix(f"{prefix}{_OWN}")] = state.pop(key)
 
@@ -98,7 +98,7 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 def leaf(forward: Forward) -> Forward:
-    """Decorate a placed module's forward: symbolic tracing records a call of the module and does not look inside."""
+    """Decorate a placed module's forward so that torch.fx records a call of the module and does not enter it."""
 
     @functools.wraps(forward)
     def call(self: nn.Module, a: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def leaf(forward: Forward) -> Forward:
 def function_of(graph: fx.Graph) -> Callable[..., Any]:
     """Compile the graph to a function of the module and its inputs.
 
-    torch.fx's own modules keep the text of every graph that was ever made, so a service that makes many would grow.
+    fx.GraphModule keeps the source of every graph ever made, so a service that makes many would grow.
     """
     code = graph.python_code(root_module="self")
     names: dict[str, Any] = dict(code.globals)

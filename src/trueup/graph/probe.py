@@ -1,4 +1,4 @@
-"""Looking at the values at a model's sites without changing them."""
+"""Look at the values at a model's sites without changing them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueup.graph.clone import device_of
 from trueup.graph.inputs import Inputs
 from trueup.graph.instrument import Instrumented
 from trueup.graph.trace import Trace
@@ -63,8 +64,8 @@ class _Window(nn.Module):
 
 
 def run(module: nn.Module, inputs: Inputs, model: nn.Module) -> Any:
-    """Output of a module on a copy of the inputs, without gradients. An error names the `model` and what it got."""
-    there = inputs.to(next((t.device for t in (*model.parameters(), *model.buffers())), None), copy=True)
+    """Run a module on a copy of the inputs, without gradients. Errors name the `model` and what it was given."""
+    there = inputs.to(device_of(model), copy=True)
     try:
         with torch.inference_mode():
             return module(*there.args, **there.kwargs)

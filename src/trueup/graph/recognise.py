@@ -1,4 +1,4 @@
-"""Recognition of sites: which module calls and which function calls are known activations or norms."""
+"""Recognise sites: the module calls and function calls that are known activations or norms."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from trueup.targets import Site
 
 
 class Match(NamedTuple):
-    """A recognised site, named by its path, and which of the given activations it is, if any."""
+    """A recognised site, named by its path, and the entry of `activations=` that it matches, if any."""
 
     site: Site
     given: Activation | None = None
 
 
 class Known:
-    """Kinds of sites: the known activations and norms, and those that the user named."""
+    """The activations and norms that count as sites: the known ones and those in `activations=`."""
 
     def __init__(self, activations: tuple[Activation, ...]) -> None:
         self.classes = tuple(a for a in activations if isinstance(a, type))
         self.functions: tuple[Callable[..., Any], ...] = tuple(a for a in activations if not isinstance(a, type))
 
     def is_unit(self, module: nn.Module) -> bool:
-        """Whether a module is a site as a whole, so that nothing inside it counts."""
+        """Whether a module is a site as a whole, so that no site is looked for inside it."""
         named = isinstance(module, (*self.classes, *ACTIVATION_MODULES))
         return named or is_plain_norm(module) or declared_kind(module) is not None
 
     def module(self, path: str, module: nn.Module) -> Match | None:
-        """The site at a call of the module with this path, or None."""
-        # The most derived of the given classes: a subclass may be given beside its parent.
+        """Site at a call of the module at this path, or None."""
+        # The most derived class: `activations=` may hold a class and its parent.
         if given := [c for c in self.classes if isinstance(module, c)]:
             known_as = max(given, key=lambda c: len(c.__mro__))
             return Match(Site(path, "activation", known_as.__name__, sparse=True), known_as)
@@ -47,14 +47,13 @@ class Known:
         if not is_plain_norm(module):
             return None
         shape = getattr(module, "normalized_shape", None)
-        norm = next(
-            (n for n in KNOWN_NORMS if isinstance(module, n.modules)), KNOWN_NORMS[0]
-        )  # the first: a frozen one
+        frozen = KNOWN_NORMS[0]  # a frozen batch norm is no subclass of torch's
+        norm = next((n for n in KNOWN_NORMS if isinstance(module, n.modules)), frozen)
         dim = channel_dim(norm, shape)
         return None if dim is None else Match(Site(path, "norm", norm.name, channel_dim=dim))
 
     def function(self, caller: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Match | None:
-        """The site at a call of a function, or of a method by its name, from the module at the path `caller`; or None.
+        """Site at a call of a function, or of a method by its name, from the module at the path `caller`; or None.
 
         `args` and `kwargs` are the call's arguments.
         """
@@ -92,8 +91,8 @@ class Numbering:
 _FUNCTIONS = {function: known for known in KNOWN_ACTIVATIONS for function in known.functions}
 _METHODS = {method: known for known in KNOWN_ACTIVATIONS for method in known.methods}
 _NORM_FUNCTIONS = {function: known for known in KNOWN_NORMS for function in known.functions}
-# As `__torch_function__` gets them, where methods of tensors are functions of the class; and whether they always write
-# in place, which a compiler cannot read from a function's name.
+# Keys are what `__torch_function__` receives: methods are functions of the Tensor class. The flag says that a function
+# always writes in place: torch.compile cannot read that from its name.
 TORCH_FUNCTIONS: dict[Any, tuple[Any, bool]] = {
     **{function: (function, writes_in_place(function, (), {})) for function in (*_FUNCTIONS, *_NORM_FUNCTIONS)},
     **{getattr(Tensor, method): (method, writes_in_place(method, (), {})) for method in _METHODS},

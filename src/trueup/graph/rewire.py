@@ -12,14 +12,14 @@ from trueup.graph.trace import Place
 
 
 def insert_batch(graph: fx.Graph) -> fx.Node:
-    """Count the images in the inputs."""
+    """Insert a node that counts the images in the inputs."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     with graph.inserting_after(inputs[-1]):
         return graph.call_function(batch_of, tuple(inputs))
 
 
 def insert_unfolded(graph: fx.Graph, place: Place, batch: fx.Node | None) -> fx.Node:
-    """Put all rows of an image side by side, right after the node of a folded site."""
+    """Unfold the value of a folded site, right after its node."""
     with graph.inserting_after(place.node):
         return graph.call_function(unfold, (place.node, batch, place.channel_dim))
 
@@ -33,7 +33,7 @@ def insert_after(
     readers: Collection[fx.Node],
     batch: fx.Node | None = None,
 ) -> fx.Node:
-    """Call the module `target` on a site's value and `extra`, and let every user of the value use the result instead.
+    """Call the module `target` on a site's value and `extra`, and replace the value by the result for its users.
 
     `readers` keep the value itself. The call is placed right `after` the site's node or a later one. `batch` is the
     number of images, for folded sites.
@@ -50,7 +50,7 @@ def insert_after(
         else:
             placed = graph.call_module(target, (node, *extra))
     if place.aliased:
-        # Other names refer to the memory that was written in place, so the correction is written there too.
+        # The site wrote in place into memory that is read elsewhere, so the correction is written there too.
         with graph.inserting_after(placed):
             graph.call_method("copy_", (node, placed))
     else:
@@ -61,7 +61,7 @@ def insert_after(
 def replace_chain(graph: fx.Graph, node: fx.Node, target: str, *extra: fx.Node, chain: Chain) -> fx.Node:
     """Call the module `target` on `node` and `extra` in place of the nodes of a chain.
 
-    The call stands where the chain's first node stood: its residual exists by then and is not overwritten yet.
+    The call takes the place of the chain's first node: by then the residual exists and is not overwritten yet.
     """
     with graph.inserting_before(chain.nodes[0]):
         placed = graph.call_module(target, (node, *extra), chain.arguments)
@@ -83,7 +83,7 @@ def defer_norm(graph: fx.Graph, node: fx.Node, placed: fx.Node) -> None:
 def read_values(graph: fx.Graph, nodes: Sequence[fx.Node], readers: str) -> list[fx.Node]:
     """Call the modules `readers`.0, `readers`.1, ... on the values of `nodes`, and return the calls.
 
-    Each reader is called at once, before its value can be overwritten.
+    Each reader is called right after its node, before the value can be overwritten.
     """
     seen = []
     for number, node in enumerate(nodes):

@@ -1,8 +1,7 @@
 """Symbolic tracing of a forward pass, and recognition of the sites in it.
 
-A module that is called three times is three sites, and `F.relu` counts like `nn.ReLU`. Where a forward pass cannot be
-traced, the model runs as it is and its calls are watched (`trueup.graph.watch`): the sites have the same names and mean
-the same.
+A module that is called three times is three sites, and `F.relu` counts like `nn.ReLU`. A model that cannot be traced
+runs as it is and its calls are watched (`trueup.graph.watch`); its sites have the same names and meaning.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from trueup.targets import Site, Sites
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Modules of torch.nn that apply an activation function in code that symbolic tracing cannot enter.
 _OPAQUE = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-# A subclass of one of these computes what its parent does, in another way: it may be called as it is.
+# Layers whose subclasses compute the same in another way: one that cannot be traced is called as it is.
 _LAYERS = (
     nn.modules.conv._ConvNd,
     nn.Linear,
@@ -51,7 +50,7 @@ class TraceError(RuntimeError):
 class Place(NamedTuple):
     """A site and its node. `aliased`: the node writes in place into memory that is read elsewhere.
 
-    `channel_dim`: the channels of the node's value; those of a folded site lie elsewhere once it is unfolded.
+    `channel_dim` is that of the node's value; a folded site has another one once it is unfolded.
     """
 
     site: Site
@@ -64,7 +63,7 @@ class Place(NamedTuple):
 class Trace:
     """The forward pass of `model`, a clone in evaluation mode, and all its sites.
 
-    `graph` is None if it is watched instead of traced; `places` are the sites in the graph.
+    `graph` is None for a model that is watched; `places` are the sites in the graph.
     """
 
     model: nn.Module
@@ -75,7 +74,7 @@ class Trace:
     places: Sequence[Place] = ()
 
     def copy(self) -> tuple[fx.Graph, list[Place]]:
-        """Copy of the graph, to be rewired, and its places."""
+        """Copy the graph, to rewire it, and its places."""
         assert self.graph is not None
         graph = fx.Graph(tracer_cls=self.graph._tracer_cls)
         nodes: dict[fx.Node, fx.Node] = {}
@@ -86,7 +85,7 @@ class Trace:
         return graph, [place._replace(node=nodes[place.node]) for place in self.places]
 
     def known(self, sites: Sites) -> Trace:
-        """The same forward pass, with its sites as another run found them: which are folded, which are left alone."""
+        """The same forward pass with `sites` that were found before: which are folded, which are left alone."""
         if self.graph is None or not sites.traced:
             return self.watched(sites)
         found = {site.name: site for site in sites}
@@ -108,8 +107,8 @@ def trace(
 ) -> Trace:
     """Trace a clone of `model` in evaluation mode and find all its sites.
 
-    If it cannot be traced, the result says so in its sites, which are those that its modules show;
-    `trueup.graph.examine` finds all. `known` are sites that a calibration of the model found, if there was one.
+    If it cannot be traced, the result's sites say so and are those of its modules; `trueup.graph.examine` finds the
+    others by running the model. `known` are the sites that a calibration of the model found, if there was one.
     """
     if not isinstance(activations, tuple) or not all(hasattr(a, "__name__") for a in activations):
         raise TypeError(f"activations={activations!r}: expected a tuple of module classes and functions")
@@ -124,7 +123,7 @@ def retrace(
     leaves: tuple[type[nn.Module], ...],
     known: Sites = Sites(),  # noqa: B008
 ) -> Trace:
-    """Trace a `model` that is a clone already, in evaluation mode."""
+    """Trace a `model` that is already a clone in evaluation mode."""
     if not known.traced:
         return Trace(model, known, activations, leaves)
     try:
@@ -132,7 +131,7 @@ def retrace(
     except _NotTraceableError as error:
         if own := [a.__name__ for a in activations if not isinstance(a, type)]:
             raise TraceError(
-                f"{error}. It would be run as it is, but the function {own[0]} (activations=) can only be found by "
+                f"{error}. The model can run untraced, but the function {own[0]} (activations=) can only be found by "
                 f"tracing: call it in a module of its own, and name that module's class in activations=(...); or pass "
                 f"leaves=(...) with the class that cannot be traced"
             ) from error
@@ -142,7 +141,7 @@ def retrace(
 
 
 class _NotTraceableError(Exception):
-    """Reason for which tracing failed, in a few words."""
+    """Tracing failed; the message says why in a few words."""
 
 
 def _symbolic(model: nn.Module, activations: tuple[Activation, ...], leaves: tuple[type[nn.Module], ...]) -> Trace:
@@ -159,7 +158,7 @@ def _symbolic(model: nn.Module, activations: tuple[Activation, ...], leaves: tup
             if not layer:
                 raise _NotTraceableError(f"{where} cannot be traced ({_first_line(error)})") from error
             tracer.as_is = (*tracer.as_is, type(module))
-    for node in graph.nodes:  # fx numbers the inputs that it fixes; callers know them by name
+    for node in graph.nodes:  # fx appends a number to the inputs that it fixes; callers use their names
         if node.op == "placeholder" and node.target.rpartition("_")[0] in fixed_inputs(model):
             node.target = node.target.rpartition("_")[0]
 
@@ -178,7 +177,7 @@ def _symbolic(model: nn.Module, activations: tuple[Activation, ...], leaves: tup
 
 
 def check_met(model: nn.Module, activations: tuple[Activation, ...], met: set[Activation | None]) -> None:
-    """Refuse activations of the user's that the forward pass does not use."""
+    """Raise an error for an entry of `activations=` that the forward pass never calls."""
     for given in activations:
         if given not in met:
             raise ValueError(
@@ -200,7 +199,7 @@ def _recognise(model: nn.Module, node: fx.Node, known: Known) -> Match | None:
 def _of_modules(
     model: nn.Module, activations: tuple[Activation, ...], leaves: tuple[type[nn.Module], ...]
 ) -> Iterator[Site]:
-    """Sites at modules, in the order in which they were made: what can be known without running the model."""
+    """Sites at modules, in the order of `named_modules`: all that is known without running the model."""
     known = Known(activations)
     inside: list[str] = []
     for path, module in nn.Module.named_modules(model):
@@ -221,7 +220,7 @@ def _check_reach(model: nn.Module, path: str, leaves: tuple[type[nn.Module], ...
 
 
 class _Proxy(fx.Proxy):
-    """Records `x += y` as a change of x itself; fx's own proxies record `x = x + y`, and other names keep the old x."""
+    """Records `x += y` as an in-place operation. fx's own proxies record `x = x + y`: other names keep the old x."""
 
 
 def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[fx.Proxy, Any], Any]:
@@ -238,7 +237,7 @@ class _Tracer(fx.Tracer):
     def __init__(self, known: Known, leaves: tuple[type[nn.Module], ...]) -> None:
         super().__init__(autowrap_functions=known.functions, param_shapes_constant=True)
         self.known, self.leaves = known, leaves
-        self.as_is: tuple[type[nn.Module], ...] = ()  # layers that cannot be traced
+        self.as_is: tuple[type[nn.Module], ...] = ()  # layers that cannot be traced and become leaves
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         whole = self.known.is_unit(m) or isinstance(m, self.leaves) or type(m) in self.as_is
@@ -249,7 +248,7 @@ class _Tracer(fx.Tracer):
 
 
 def fixed_inputs(model: nn.Module) -> dict[str, Any]:
-    """Optional inputs after the first that switch something on, with their defaults: a trace is of the defaults."""
+    """Optional inputs after the first, with the defaults at which tracing fixes them."""
     parameters = list(inspect.signature(model.forward).parameters.values())
     return {p.name: p.default for p in parameters[1:] if p.default is None or isinstance(p.default, bool | str)}
 
@@ -257,7 +256,7 @@ def fixed_inputs(model: nn.Module) -> dict[str, Any]:
 def differ_from(
     fixed: Mapping[str, Any], inputs: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether a call gives some of the `fixed` inputs another value. `inputs` are the names of all, in their order."""
+    """Whether a call gives any of the `fixed` inputs another value. `inputs` are the names of all inputs, in order."""
     given = {**dict(zip(inputs, args, strict=False)), **kwargs}
     return any(
         given[name] is not default and not (isinstance(given[name], bool | str) and given[name] == default)
@@ -274,7 +273,7 @@ def _undisturbed(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
     that the forward pass creates become buffers of the model, so that they follow it to its device.
     """
     for name in [name for name in model._buffers if name.startswith("_tensor_constant")]:
-        del model._buffers[name]  # of an earlier trace
+        del model._buffers[name]  # left by an earlier trace
     modules = list(nn.Module.named_modules(model))
     attributes = [(module, dict(vars(module))) for _, module in modules]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -297,7 +296,7 @@ def _undisturbed(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
 
 
 def _blame(model: nn.Module, error: Exception) -> tuple[nn.Module, str]:
-    """The innermost module whose forward pass could not be traced, and its description."""
+    """Find the innermost module whose forward pass could not be traced, and describe it."""
     names = {id(module): name for name, module in nn.Module.named_modules(model)}
     found, where = model, f"the forward pass of {type(model).__name__}"
     for frame, line in traceback.walk_tb(error.__traceback__):

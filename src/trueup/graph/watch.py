@@ -1,7 +1,7 @@
-"""Watching a model as it runs: every call of a known norm or activation is shown to a visitor, who may change it.
+"""Watch a model as it runs: show every call of a known norm or activation to a visitor, which may change its value.
 
-Nothing is traced, so control flow of any kind is followed as it happens. Modules are seen by forward hooks, functions
-such as `F.relu` by a `TorchFunctionMode`. Both are entered by torch.compile and torch.export.
+Nothing is traced, so any control flow works. Forward hooks see modules, and a `TorchFunctionMode` sees functions such
+as `F.relu`. torch.compile and torch.export trace through both.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from trueup.graph.trace import Trace
 from trueup.targets import Site
 
 Visit = Callable[[str, Site, Tensor], Tensor | None]
-"""Gets the name of a call, the site without its number, and the value; returns another value, or None to keep it."""
+"""Gets a call's name, its site (without the call's number) and its value; returns a new value, or None to keep it."""
 
 
 class Watch:
-    """Hooks on the modules of `model`, which do nothing unless a pass is being watched in the same thread.
+    """Hooks on the modules of `model`. They do nothing unless a pass is being watched in the same thread.
 
-    `trace` says what counts as a site, `functions` whether calls of functions are watched too, which costs a few
-    microseconds per operator. `only` are the names of the sites to be shown, all by default. A module that is not
-    watched has no hook: torch's transformer layers take a faster way then, which rounds differently.
+    `trace` says what counts as a site. `functions` watches function calls too, which costs a few microseconds per
+    operator. `only` are the names of the sites to show, all by default. Other modules get no hook: without hooks,
+    torch's transformer layers take a faster path, which rounds differently.
     """
 
     def __init__(self, model: nn.Module, trace: Trace, functions: bool, only: Collection[str] | None = None) -> None:
         paths = None if only is None else {name.partition("#")[0] for name in only}
         self._known, self._functions, leaves = Known(trace.activations), functions, trace.leaves
         self._thread = _Thread()
-        inside: list[str] = []  # prefixes of what is inside a unit or a leaf
+        inside: list[str] = []  # path prefixes of units and leaves
         for path, module in nn.Module.named_modules(model):
             hidden = any(path.startswith(outer) for outer in inside)
             leaf = isinstance(module, leaves)
@@ -52,7 +52,7 @@ class Watch:
                 _first(module._forward_hooks, module.register_forward_hook(hook))
 
     def __call__(self, model: nn.Module, visit: Visit, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, or a replica of it that has the same hooks, watched."""
+        """Run and watch the model, or a replica of it with the same hooks."""
         now, before = _Pass(visit), self._thread.now
         self._thread.now = now
         try:
@@ -64,14 +64,14 @@ class Watch:
             self._thread.now = before
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # a copy is taken off, see `unwatch`
+        return {}  # a copied watch is useless: `unwatch` removes its hooks
 
     def __setstate__(self, _state: dict[str, Any]) -> None:
         self._thread = _Thread()
 
 
 def unwatch(model: nn.Module) -> None:
-    """Take all hooks of watches off a model."""
+    """Remove the hooks of all watches from a model."""
     for module in modules_of(model):
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key in [key for key, hook in hooks.items() if isinstance(hook, _Enter | _Leave)]:
@@ -92,17 +92,17 @@ class _Pass:
         self.callers: list[str | None] = []  # paths of the modules that are running; None inside a unit
 
     def at(self, site: Site, value: Any, in_place: bool) -> Any:
-        """Show a value to the visitor, and return what it becomes."""
+        """Show a value to the visitor, and return the value to go on with."""
         name = self._numbering.name(site.name)
         if not isinstance(value, Tensor):
             return value
-        self.callers.append(None)  # what the visitor calls does not count
+        self.callers.append(None)  # calls made by the visitor are not sites
         found = self._visit(name, site, value)
         self.callers.pop()
         if found is None:
             return value
         if in_place and not (value.requires_grad and torch.is_grad_enabled()):
-            # Other names may refer to the memory that was written in place. (With gradients, it is needed as it was.)
+            # Other names may refer to the memory that was written in place. For gradients it must stay as it was.
             return value.copy_(found)
         return found
 
@@ -155,9 +155,9 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _first(hooks: Any, handle: Any) -> None:
-    """Let a new hook see what the module itself computed: hooks of the user's come after it.
+    """Move a new hook before all others, so that it sees what the module itself computed.
 
-    The others are inserted anew. After `move_to_end`, C code that walks an OrderedDict as a plain one, such as
+    The others are inserted again. After `move_to_end`, C code that walks an OrderedDict as a plain one, such as
     torch.compile's guards, would see the old order.
     """
     new, others = hooks.pop(handle.id), dict(hooks)

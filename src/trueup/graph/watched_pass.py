@@ -13,7 +13,7 @@ from trueup.targets import Site, Sites
 
 
 class Instrument(Protocol):
-    """Modules that are placed in a model, by their sites."""
+    """The attributes of `Instrumented` that a watched pass uses."""
 
     _inner: nn.Module
     _placed: nn.ModuleList
@@ -33,10 +33,10 @@ class Instrument(Protocol):
 
 
 def watched_pass(instrument: Instrument, watch: Watch, model: nn.Module | None = None) -> Callable[..., Any]:
-    """A forward pass in which the value at each site passes through what is placed there.
+    """Make a forward pass in which the value at each site passes through the module placed there.
 
-    The first argument of the result is the instrument or a replica of it. `model` is the model that `watch` is on, if
-    that is not the instrument's own.
+    The first argument of the result is the instrument or a replica of it. `model` is the watched model, if that is not
+    the instrument's own.
     """
     numbers = {name: number for number, name in enumerate(instrument.placed_at)}
     reads = {name: number for number, name in enumerate(instrument._all_read)}
@@ -61,7 +61,7 @@ def watched_pass(instrument: Instrument, watch: Watch, model: nn.Module | None =
                 read[name] = self._readers[reads[name]](seen)
                 if not value and self._combine is not None and all(known in read for known in gate):
                     value.append(self._combine(*[read[known] for known in gate]))
-            # A pass that takes another way may not have read what the correction depends on.
+            # Control flow may have skipped a site that the correction depends on.
             if name not in numbers or (gate and name not in early and not value):
                 return None
             out: Tensor = self._placed[numbers[name]](seen, *([] if name in early else value))
@@ -71,7 +71,7 @@ def watched_pass(instrument: Instrument, watch: Watch, model: nn.Module | None =
         if self._report is None:
             return output
         if not all(known in read for known in reported) or (gate and not value):
-            return output, None  # this pass did not come by what the report is about
+            return output, None  # this pass skipped a site that the report reads
         return output, self._report(*[read[known] for known in reported], *value)
 
     return corrected
