@@ -1,4 +1,4 @@
-"""A model's answer, and two comparisons of outputs: whether the answers agree, and how far the scores moved."""
+"""A model's answer, and how two outputs compare: do the answers agree, and how far did the scores move?"""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ Answer = Callable[[Any], Tensor]
 def most_likely(output: Any) -> Tensor:
     """Most likely class `(batch, ...)` in a model's output: scores `(batch, classes, ...)`.
 
-    If the output is a tuple, a dictionary or a dataclass, its first floating-point tensor with two dimensions or more
-    counts.
+    In a tuple, a dictionary or a dataclass, the scores are the first floating-point tensor with two dimensions or more.
     """
     per_image = isinstance(output, list) and any(isinstance(entry, Mapping) for entry in output)  # boxes and labels
     scores = None if per_image else next((leaf for leaf in tensors_in(output) if _are_scores(leaf)), None)
@@ -32,14 +31,14 @@ def most_likely(output: Any) -> Tensor:
 
 
 def agreement(a: Tensor, b: Tensor) -> Tensor:
-    """Share of each image's answer `(batch, ...)` that is equal in both: `(batch,)` float64."""
+    """Share of each image's answer `(batch, ...)` that is the same in both: `(batch,)` float64."""
     return (a == b).reshape(len(a), -1).double().mean(dim=1)
 
 
 def relative_change(before: Any, after: Any) -> Tensor:
-    """Distance of two outputs, relative to the size of the first: `(batch,)` float64, over all floating-point tensors.
+    """Distance between outputs relative to the size of the first `(batch,)` float64, over all floating-point tensors.
 
-    Scores `(batch, classes, ...)` are taken relative to their mean over classes, which no answer depends on. NaN
+    The mean over classes is subtracted from scores `(batch, classes, ...)`: no answer depends on it. NaN
     counts as moved by its whole size. Outputs that cannot be compared, such as lists of boxes, count as unmoved.
 
     >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]))

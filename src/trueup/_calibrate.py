@@ -1,4 +1,4 @@
-"""`calibrate`: from a model and clean images to its targets."""
+"""`calibrate`: compute the targets of a model from clean images."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def calibrate(
     targets of two parts of a data set add up to the targets of the whole, and their decisions pool the trials of both.
     Where `torch.distributed` is initialised, call `calibrate` on every rank: each rank gets the targets of all images.
 
-    loader: yields batches as a DataLoader does: images as the model takes them, alone or first in a tuple or list; or a
+    loader: yields batches like a DataLoader: images as the model takes them, alone or first in a tuple or list; or a
         dictionary of the model's inputs by name (labels are left out); or a list of images of different sizes. A model
         of two required inputs takes the first two entries. They are moved to the model's device.
     transform: turns a batch into the model's arguments, if they are something else: a tensor, a tuple of positional or
@@ -74,8 +74,8 @@ def calibrate(
         activation), minimum and maximum exact. Double precision and `resolution=None` are always sorted.
     decide: False skips the decision. `correct` then needs a rule, or takes a careful one with a warning.
     max_changed: the largest share of clean answers that the chosen setting may change.
-    answer: what a model's output says, as a tensor (batch, ...) that is compared for equality. By default, the most
-        likely class of scores (batch, classes, ...), per pixel if there are pixels.
+    answer: function that turns the model's output into its answer, a tensor (batch, ...) compared for equality. By
+        default, the most likely class of scores (batch, classes, ...), per pixel if there are pixels.
     progress: show the progress of the decision on standard error; by default, if that is a terminal.
     select, activations, leaves: as for `trueup.sites`. The norms by which `Evidence` tells an unusual image are read
         whether or not they are selected.
@@ -97,7 +97,7 @@ def calibrate(
         )
     check_select(select)
     traced = trace(model, activations=activations, leaves=leaves, own_buffers=True)
-    fingerprint = Fingerprint.of(traced.model)  # now: a model may count its calls in a buffer
+    fingerprint = Fingerprint.of(traced.model)  # before any pass: a model may count its calls in a buffer
     batches = inputs_of(loader, model, transform=transform, images=images)
     first = next(batches, None)
     if first is not None:

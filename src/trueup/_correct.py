@@ -16,7 +16,7 @@ from trueup.rules import Correction, Evidence, Rule
 from trueup.targets import Fingerprint, Targets, is_quantised
 
 CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
-"""Without a decision: a weak correction of the earliest norms, which say least about what is in a picture."""
+"""Used without a decision: a weak correction of the earliest norms, which depend least on an image's content."""
 
 
 class Corrected(Instrumented):
@@ -115,7 +115,8 @@ def build(
     traced: Trace, targets: Targets, rule: Rule, select: Select | None = None, report: Reported = False
 ) -> Corrected:
     """Correct a traced model whose targets were checked. The result shares the trace's module objects."""
-    # A hook keeps torch's transformer layers off their faster way, which rounds differently: without strength, none.
+    # A rule of no strength places nothing: a hook keeps torch's transformer layers off their faster path, which rounds
+    # differently.
     still = not rule.changes if isinstance(rule, Evidence) else rule.step == 0 and traced.graph is None
     if still:
         return Corrected(traced, targets, rule, [], report)
@@ -140,7 +141,7 @@ def build(
 
 
 def default_rule(traced: Trace, targets: Targets, select: Select | None) -> Rule:
-    """The rule that calibration chose, or else a careful one, with a warning."""
+    """Return the rule that calibration chose; if there is none, warn and return a careful one."""
     if targets.rule is not None:
         return targets.rule
     norms = any(site.name in targets.norms and (select is None or select(site)) for site in traced.sites)
@@ -186,7 +187,7 @@ def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str
 
 
 def _way_out(model: nn.Module, usual: str) -> str:
-    """Advice for a model that does not fit its targets: if it was quantised, its norms may be gone."""
+    """Advice for a model that does not fit its targets. Quantisation may have removed its norms."""
     if is_quantised(model):
         return "this model is quantised, so correct first: quantise what trueup.correct(model, targets) returns"
     return usual

@@ -1,4 +1,4 @@
-"""A model's inputs from a loader's batches."""
+"""Turn a loader's batches into a model's inputs."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform |
         inputs = _by_place(batch, number, inner, signature)
     else:
         inputs = Inputs((batch,))
-    try:  # by place where possible, so that one batch has one form
+    try:  # positional where possible, so that equal batches have one form
         bound = signature.bind(*inputs.args, **inputs.kwargs)
         inputs = Inputs(bound.args, bound.kwargs)
     except TypeError:
-        pass  # the model will say what is missing
+        pass  # the model itself reports what is missing
     _check(inputs, batch, number, transformed=transform is not None)
     return inputs
 
@@ -95,7 +95,7 @@ def _by_name(batch: Mapping[str, Any], number: int, model: nn.Module, signature:
     entries = {key: value for key, value in batch.items() if key not in _LABELS}
     unknown = [key for key in entries if key not in signature.parameters]
     if len(unknown) == len(entries) and len(signature.parameters) == 1:
-        return Inputs((dict(batch),))  # a model that takes the dictionary itself
+        return Inputs((dict(batch),))  # the model takes the dictionary itself
     if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
         raise TypeError(
             f"batch {number} of the loader has the entries {', '.join(map(repr, batch))}, but the forward pass of "

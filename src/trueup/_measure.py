@@ -1,4 +1,4 @@
-"""`measure`: how far single images' activations are from clean ones, site by site."""
+"""`measure`: how far an image's activations are from clean ones, at each site."""
 
 from __future__ import annotations
 

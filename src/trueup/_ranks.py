@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def gathered(value: T) -> list[T]:
-    """Values of all ranks in their order; only this one's without a group. All ranks must call it."""
+    """Gather a value from all ranks, in order; without a group, only this process's. All ranks must call it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [value]
     values = [value] * distributed.get_world_size()

@@ -22,7 +22,7 @@ from trueup.targets import NormTarget, Targets
 
 Reported = bool | Literal["all"]
 
-FEWEST = 8  # sampled images: half of them describe clean images, and half rank
+FEWEST = 8  # sampled images: half describe clean images, the other half rank new ones
 
 
 class ImageReport(AtSite):
@@ -43,7 +43,7 @@ class ImageReport(AtSite):
         self.norms, self.clean_images = norms, len(gate.held)
         self.ungated = float(rule.changes) if isinstance(rule, Evidence) else 1.0
         tensors: dict[str, Tensor] = {**gate._asdict(), "floor": _five_rows(found[0].floor)}
-        # Norms with equally many statistics are weighed together, side by side: their numbers, and their channels.
+        # Norms with the same number of statistics are concatenated: their indices, and their channels.
         usual = [target.usual() for target in found]
         rows = [len(floor) for _, floor in usual]
         self.groups = [[k for k, own in enumerate(rows) if own == count] for count in sorted(set(rows))]
@@ -65,7 +65,7 @@ class ImageReport(AtSite):
         }
 
     def _p_values(self, moments: Tensor) -> Tensor:
-        """p-value per image, through the kernel of the gate: a gate that opens from p = 1 to p = b is log p / log b.
+        """p-value per image, from the gate's kernel: a gate that opens from p = 1 to p = b has the value log p / log b.
 
         p is 0 for an image that is not finite, else at least 1 / (held-out images + 1).
         """
@@ -96,7 +96,7 @@ class ImageReport(AtSite):
 def reading_of(
     targets: Targets, rule: Rule, report: Reported, sites: Sequence[Site], corrected: Collection[str]
 ) -> Reading | None:
-    """Return the reading that `report` asks for: None, the first norm, or all norms of the model."""
+    """Make the reading for `report`: None, of the first norm, or of all norms of the model."""
     if report is False:
         return None
     names = [site.name for site in sites]
@@ -117,7 +117,7 @@ def reading_of(
 
 
 def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> tuple[str, ...]:
-    """Names of the norms that a report reads, among those of a model that the targets hold."""
+    """Names of the norms that a report reads. The targets must hold them."""
     if report is not True and report != "all":
         raise ValueError(f"report={report!r}: expected False, True or 'all'")
     images = len(targets.norms[known[0]].sample) if known else 0
@@ -142,6 +142,6 @@ def _fit(target: NormTarget, names: Tensor) -> Gate:
 
 
 def _five_rows(moments: Tensor) -> Tensor:
-    """Moments with bands `(..., 4 or 5, channels)` as kernels take them, with a fifth row; others as they are."""
+    """Add a fifth row to moments with bands `(..., 4, channels)`, as kernels take them; return others unchanged."""
     rows = moments.shape[-2]
     return torch.cat([moments, moments[..., 3:4, :]], dim=-2) if rows == 4 else moments

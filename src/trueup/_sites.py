@@ -29,9 +29,8 @@ def sites(
     A site is a place where an activation function (`kind` "activation", where `Correction` acts) or a norm ("norm",
     where `Evidence` acts) is applied.
 
-    example: a batch of images, or a tuple of positional or a dictionary of keyword arguments. The model is run on it,
-        which shows that it takes them, finds all sites of a model that cannot be traced, and leaves out sites whose
-        rows are not images.
+    example: a batch of images, or a tuple of positional or a dictionary of keyword arguments. The model is run on it.
+        This finds all sites of a model that cannot be traced, and leaves out sites whose rows are not images.
     select: keep only the sites for which this predicate is true.
     activations: module classes and functions of your own that are activation functions, beside the known ones (the
         ReLU, ELU and GELU families). A function must be called by a global name. Their zeros count as "off". A class

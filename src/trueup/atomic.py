@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all."""
+"""Write a file whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path`; at any moment, also after a crash, the file holds the old or the new content."""
+    """Write `content` to `path`. At any moment, even after a crash, the file holds the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -27,7 +27,7 @@ LOADERS: list[Loader] = []
 
 
 def load_model(name: str) -> NamedModel:
-    """The model that `package.module:function` returns, or one that an installed package knows by name.
+    """Load the model that `package.module:function` returns, or one that an installed package knows by name.
 
     The function is called without arguments. It returns the model, or (model, preprocess).
     """

@@ -24,7 +24,7 @@ from torch import Tensor
 __all__ = ["Gate", "features", "fit", "gate_values", "normal_scores", "shrinkage"]
 
 KNOTS = 65  # quantiles kept per feature
-TAIL = 0.98  # beyond the last knot, scores continue with the slope between the median and this quantile
+TAIL = 0.98  # beyond the last knot, scores go on with the slope between the median and this quantile
 
 
 class Gate(NamedTuple):
@@ -167,7 +167,7 @@ def _whitening(z: Tensor, varies: Tensor) -> Tensor:
 def _tails(knots: Tensor, levels: Tensor) -> Tensor:
     """Feature change per unit of score beyond the `knots` `(d, KNOTS)`: `(2, d)`.
 
-    Where half of the clean images are equal, the slope of the whole range is used; where all are, any slope will do.
+    If half of the clean images are equal, it is the slope of the whole range; if all are, any slope will do.
     """
     k = min(int((torch.special.ndtr(levels) < TAIL).sum()), KNOTS - 1)
     middle = knots[:, KNOTS // 2]

@@ -1,4 +1,4 @@
-"""A test for drift that may be looked at after every image, for ever.
+"""A test for drift that is valid however long it runs and however often one looks.
 
 Calibration held out n clean images. Their scores cut the line into n + 1 gaps, and each new image falls into one of
 them. If new images are exchangeable with the held-out ones, the gaps follow Pólya's urn, exactly and whatever the
@@ -34,7 +34,7 @@ WIDEST = 600.0  # range of logarithms whose exponentials a float64 can add up
 
 
 def gaps_of(p: Floats, clean: int) -> Counts:
-    """Gap between the scores of the `clean` held-out images into which an image with p-value `p` falls, 0 the farthest.
+    """Gap between the scores of the `clean` held-out images that an image of p-value `p` falls into, 0 the farthest.
 
     p-values lie in [(k + 1) / (n + 1), (k + 2) / (n + 1)) for gap k; an image that is not finite has p = 0.
 
@@ -45,7 +45,7 @@ def gaps_of(p: Floats, clean: int) -> Counts:
 
 
 def capital_left(images: Counts) -> Floats:
-    """Share of the capital on which no bet has started before a number of `images` has been seen.
+    """Share of the capital that is not yet staked after a number of `images`.
 
     It falls slowly: after a million images a bet can still start with 4e-9, which 20 very unusual images make good.
     """
@@ -63,7 +63,7 @@ class Alarm:
 
 
 class DriftTest:
-    """The test of one stream of images. `step` takes gaps in the order of the images; how they are split is the same.
+    """The test of one stream of images. `step` takes gaps in the order of the images, in batches of any size.
 
     >>> test = DriftTest(99, false_alarm=0.01)
     >>> test.step(np.zeros(5, dtype=int), np.arange(5.0))
@@ -80,7 +80,7 @@ class DriftTest:
         self.alarm: Alarm | None = None
         self._bets: Floats = np.full(len(BETS), -np.inf)  # logarithm of the capital in each kind of bet
         self._best: Floats = np.full(len(BETS), -np.inf)  # logarithm of that of the most successful starting time ...
-        self._start: Floats = np.zeros(len(BETS))  # ... and that time
+        self._start: Floats = np.zeros(len(BETS))  # ... and that starting time
 
     def step(self, gaps: Counts, times: Floats) -> None:
         """Bet on images that fell into these gaps at these times, in their order."""
@@ -137,7 +137,7 @@ class DriftTest:
         return below[block, gaps] + less, balls[block, gaps] + same
 
     def _leaders(self, placed: Floats, won: Floats, times: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return, for the starting time that won most: its capital at the end, the start per image, and at the end."""
+        """Capital of the best starting time at the end, best starting time after each image, and at the end."""
         known = np.concatenate([self._best[None], placed[1:]])
         leading = np.maximum.accumulate(known, axis=0)
         place = np.maximum.accumulate(np.where(known == leading, np.arange(len(known))[:, None], 0), axis=0)[1:]
@@ -147,7 +147,7 @@ class DriftTest:
 
     @property
     def since(self) -> float:
-        """Time at which the bet that has won most so far had started: when drift began, if it did."""
+        """Starting time of the bet that has won most so far: the estimate of when drift began."""
         return float(self._start[self._best.argmax()])
 
     def state(self) -> dict[str, Any]:

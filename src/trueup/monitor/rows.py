@@ -1,4 +1,4 @@
-"""One row per image in a CSV or Parquet file, which drift libraries and spreadsheets read."""
+"""One row per image in a CSV or Parquet file, for drift libraries and spreadsheets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 
 class ImageRow(NamedTuple):
-    """Results of one image, as columns."""
+    """One row: the results of one image."""
 
     time: float  # seconds since 1970
     p: float
     gate: float
-    changed: bool | None  # None if nobody compared
+    changed: bool | None  # None if not compared
     evidence: list[float | None]  # per norm; None if not finite
 
 
@@ -42,7 +42,7 @@ def open_rows(path: str | PathLike[str], norms: Sequence[str]) -> RowWriter:
 
 
 class CsvRows:
-    """Rows as text. Times are in UTC, as ISO 8601; an empty cell is not known."""
+    """Rows as text. Times are in UTC, as ISO 8601; unknown values are empty cells."""
 
     def __init__(self, path: Path, names: list[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

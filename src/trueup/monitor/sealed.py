@@ -1,4 +1,4 @@
-"""Sealed JSON: a text with its kind, its version and a checksum, so that a damaged file is refused."""
+"""Sealed JSON: text with a kind, a version and a checksum, so that damaged files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Snapshot`: what a monitor has seen in a window, as a small value that adds, prints, saves and loads."""
+"""`Snapshot`: counts and sums of a monitor's window, as a small value that adds, prints, saves and loads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trueup.monitor.sealed import seal, unseal
 P_EDGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Upper edges of the histogram of p-values, as in Prometheus: a p-value is counted at the first edge that it does not
 exceed."""
-LARGEST_EVIDENCE = 100.0  # an image counts with at most this at a norm: one broken image should not hide all others
+LARGEST_EVIDENCE = 100.0  # limit of an image's evidence at a norm: one broken image should not hide all others
 FORMAT, VERSION = "trueup snapshot", 1
 
 
@@ -42,7 +42,7 @@ class Snapshot:
         snapshot.unusual, snapshot.drifted, snapshot.since
         both = snapshot + trueup.monitor.Snapshot.load("other-worker.json")
 
-    Adding joins windows, or workers: counts and sums add up. Of each stream of images the later drift test is kept. The
+    Adding joins windows or workers: counts and sums add up. The later drift test of each stream of images is kept. The
     tests of W streams are joined by Bonferroni's inequality: the largest e-value counts for a W-th, so that the joint
     false-alarm probability holds whatever the streams have in common.
     """
@@ -220,7 +220,7 @@ def merged(*paths: str | PathLike[str]) -> Snapshot:
 
 
 def local_time(seconds: float) -> datetime:
-    """Time of day here, from seconds since 1970."""
+    """Local time, from seconds since 1970."""
     return datetime.fromtimestamp(seconds).astimezone()
 
 
@@ -231,7 +231,7 @@ def _check(snapshot: Snapshot) -> None:
     times = [time for time in (snapshot.began, snapshot.ended) if time is not None]
     fit = (
         all(type(count) is int and count >= 0 for count in (*counts, *snapshot.histogram, *snapshot.evidence_images))
-        and all(type(value) in (int, float) and not value < 0 for value in (*sums, *times))  # not a number is allowed
+        and all(type(value) in (int, float) and not value < 0 for value in (*sums, *times))  # NaN is allowed
         and snapshot.changed <= snapshot.compared <= snapshot.images
         and max(counts) == snapshot.images
         and len(snapshot.histogram) == len(P_EDGES)

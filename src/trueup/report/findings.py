@@ -1,4 +1,4 @@
-"""What a report is made from: three passes over the images, by the model, by the corrected model and by `measure`."""
+"""The numbers behind a report, from three passes over the images: the model, the corrected model, and `measure`."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ def find(
 
 
 def deviating_norms(some: SetFindings, clean: Mapping[str, Tensor]) -> dict[str, float]:
-    """Norms at which images deviate more than clean ones, with the share that lies beyond the clean median.
+    """Norms at which images deviate more than clean ones, with the share of images beyond the clean median.
 
-    Of clean images that is half. A norm counts if the share's exact lower bound, at a confidence of 99.9 % for all
-    norms together, is above `FAR`: the median is itself an estimate.
+    Half of the clean images lie beyond it. A norm counts if the share's exact lower bound, at a confidence of 99.9 %
+    for all norms together, is above `FAR`: the median is itself an estimate.
     """
     found, confidence = {}, 1 - 0.002 / max(1, len(some.norms))
     for name, evidence in zip(some.norms, some.evidence.T, strict=True):
@@ -197,7 +197,7 @@ def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) 
 
 
 def _level(robust: Corrected) -> float:
-    """p-value up to which an image counts as unusual: 1 %, or what the held-out images can tell."""
+    """p-value up to which an image counts as unusual: 1 %, or the smallest that the held-out images allow."""
     held = getattr(robust._report, "clean_images", 0)
     return max(0.01, 1.0 / (held + 1))
 
@@ -219,7 +219,7 @@ def _range(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cost(networks: _Networks, batch: Tensor) -> Cost:
-    """Median time of a few passes, interleaved, so that a busy moment hits all alike."""
+    """Median time of a few passes. They are interleaved, so that a busy moment affects all alike."""
     works: dict[str, nn.Module] = {"model": networks.model, "corrected": networks.plain}
     if networks.reporting is not None:
         works["reported"] = networks.reporting

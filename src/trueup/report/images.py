@@ -13,7 +13,7 @@ from torch import Tensor
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 Preprocess = Callable[[Any], Tensor]
-"""From an image of Pillow to the tensor that the model takes, without the batch's dimension."""
+"""Turns a Pillow image into the tensor that the model takes, without the batch dimension."""
 
 
 def read_images(
@@ -34,7 +34,7 @@ def read_images(
         raise ValueError(f"{path} holds no images; known suffixes: {', '.join(SUFFIXES)}")
     if preprocess is None:
         raise ValueError(
-            f"{path} holds image files, and this model does not say how it takes them: let the function of MODEL "
+            f"{path} holds image files, but this model does not say how to preprocess them: let the function of MODEL "
             "return (model, preprocess), with preprocess(image) -> tensor; or give a .npy file of ready inputs"
         )
     return _batches(files, preprocess, batch)

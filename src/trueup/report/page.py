@@ -88,7 +88,7 @@ def _drift_sentence(some: SetFindings, seen: Snapshot, deviating: Mapping[str, f
     chance = f"{sure:.0e}" if sure > 1e-300 else "1e-300"
     if seen.drifted:
         return (
-            f'<b class="bad">The images are not like those of calibration.</b> If they were, so clear a difference '
+            f'<b class="bad">The images are not like those of calibration.</b> If they were, a difference this large '
             f"would have a probability of {chance} at most."
         )
     if deviating:

@@ -1,6 +1,6 @@
 """Plots as inline SVG. Colours are classes, so that the page's style can follow a dark screen.
 
-Plots are drawn 360 units wide, about a phone's width: there, text has the size that it is written in.
+Plots are 360 units wide, about a phone's width, so text has its nominal size there.
 """
 
 from __future__ import annotations

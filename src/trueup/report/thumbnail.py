@@ -13,9 +13,9 @@ SIDE = 96  # pixels of the longer side, at most
 
 
 def thumbnail(image: Tensor, limits: tuple[Tensor, Tensor]) -> bytes:
-    """A small PNG of an image `(channels, height, width)` whose channels range between the `limits`.
+    """Small PNG of an image `(channels, height, width)` whose channels range between the `limits`.
 
-    One channel is grey, of more than three the first three are shown; something else is a row of pixels.
+    One channel is grey; of more than three, the first three are shown. Any other input becomes a row of pixels.
     """
     low, high = limits
     pixels = image.float() if image.dim() == 3 else image.float().reshape(1, 1, -1)

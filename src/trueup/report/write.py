@@ -1,4 +1,4 @@
-"""`write_report`: look at images with a model, and write what was found as one HTML file."""
+"""`write_report`: one HTML file on how images differ from clean ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_report(
     activations: tuple[Activation, ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Findings:
-    """Write one HTML file that shows how images differ from clean ones, and what the correction does with them.
+    """Write an HTML file that shows how images differ from clean ones, and what the correction does to them.
 
         from trueup.report import write_report
         write_report("report.html", model, targets, images)

@@ -33,7 +33,7 @@ class Sorted(NamedTuple):
 
     shape: tuple[int, ...]
     values: Tensor  # (2, m) float64: sums over images of the kept values and of their squares
-    missed: Tensor  # (batch,) float64: Wasserstein distance between an image's activations and what is kept of them
+    missed: Tensor  # (batch,) float64: Wasserstein distance between an image's activations and the kept values
     sketches: Tensor  # (batch, SKETCH)
 
 
@@ -52,8 +52,8 @@ class Accumulator:
     """Sums over all images of a calibration.
 
     `measure_norm` and `measure_activation` measure one batch at one site; `add` adds a batch of all sites.
-    `selected` names the sites whose targets are wanted, `gate_candidates` the norms among which the gate reads the
-    last `gate_norms`.
+    `selected` names the sites that get targets. The gate reads the last `gate_norms` of the norms in
+    `gate_candidates`.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class Accumulator:
         return mine if self._finished is None else self._finished + mine
 
     def _gate_reads(self, measured: Mapping[str, Measured]) -> dict[str, Measured]:
-        """The norms that the gate reads: the last of the candidates, if possible among those with bands."""
+        """Norms that the gate reads: the last candidates, those with bands if there are any."""
         early = {name: measured[name] for name in measured if name in self._gate_candidates}
         with_bands = {name: m for name, m in early.items() if m.values.shape[1] > 2}
         return dict(list((with_bands or early).items())[-self._gate_norms :])
 
     def _add_up(self, measured: list[Measured]) -> _Batch:
-        """Sums of all sites of one kind, side by side."""
+        """Concatenate the sums of all sites of one kind."""
         values = [m.values for m in measured]
         if isinstance(measured[0], Normed):
             moments = torch.cat(values, dim=2)
@@ -151,7 +151,7 @@ def _without_gate_moment(measured: Measured) -> Measured:
 
 
 class _Sums:
-    """Sums over images of some sites, those of a kind side by side, and up to `most` single images."""
+    """Sums over images of some sites, concatenated per kind, and up to `most` single images."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -174,7 +174,7 @@ class _Sums:
         return batches
 
     def keep(self, names: Tensor, order: Tensor, batches: list[_Batch]) -> None:
-        """Keep the images with the smallest `names`, which are ascending; `order` holds their places in the batch."""
+        """Keep the images with the smallest names. `names` is ascending; `order` has their indices in the batch."""
         self.images += len(names)
         full = len(self.sampled) == self._most
         count = min(self._most, int((names < self.sampled[-1]).sum()) if full else len(names))
@@ -205,11 +205,11 @@ class _Sums:
 class _Batch(NamedTuple):
     sums: list[Tensor]  # float64
     images: Tensor  # (batch, ...)
-    condense: Callable[[Tensor], Tensor]  # to the form in which single images are kept
+    condense: Callable[[Tensor], Tensor]  # converts to the form in which single images are kept
 
 
 class _Place(NamedTuple):
-    """Properties of a batch: the sums of two batches can be added if these are equal."""
+    """Properties of a site in a batch. The sums of two batches can be added if they are equal."""
 
     kind: _Kind
     shape: tuple[int, ...]
@@ -223,7 +223,7 @@ def _place(measured: Measured) -> _Place:
 
 
 def _by_kind(places: Mapping[str, _Place]) -> dict[_Kind, list[str]]:
-    """Names of the sites whose sums lie side by side, in their order."""
+    """Names of the sites of each kind, in the order of their concatenated sums."""
     kinds: dict[_Kind, list[str]] = {}
     for name, place in places.items():
         kinds.setdefault(place.kind, []).append(name)
@@ -233,8 +233,8 @@ def _by_kind(places: Mapping[str, _Place]) -> dict[_Kind, list[str]]:
 class _Levels:
     """All levels at which one histogram is read: the kept ones, those halfway between them, and a sketch's.
 
-    The first two take turns, so slices part them. A sketch's levels are among the kept ones if these are 64 k + 1, as
-    they are unless a caller asks for others.
+    The first two alternate, so slices separate them. A sketch's levels are among the kept ones if there are 64 k + 1 of
+    these, as by default.
     """
 
     def __init__(self, resolution: int, device: torch.device) -> None:
@@ -247,14 +247,14 @@ class _Levels:
             self._order = order.argsort()
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From `(batch, sites, ...)`: the kept values side by side, what they miss `(batch, sites)`, and sketches."""
+        """Split `(batch, sites, ...)` into kept values, their error `(batch, sites)`, and sketches."""
         if self._order is None:
             kept, between = values[..., ::2], values[..., 1::2]
             sketches = kept[..., :: self._every]
         else:
             both, sketches = values[..., self._order].tensor_split([2 * len(self.kept) - 1], dim=2)
             kept, between = both[..., ::2], both[..., 1::2]
-        # Between two levels the error is about a triangle: its base is their distance, its height the error halfway.
+        # The error between two levels is roughly a triangle: base their distance, height the error halfway.
         missed = (between - (kept[..., 1:] + kept[..., :-1]) / 2).abs_().double()
         return kept.flatten(1), missed @ self._widths / 2, sketches
 

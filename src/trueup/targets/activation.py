@@ -14,7 +14,7 @@ SKETCH = 65  # quantile levels kept per sampled image
 
 @dataclass(frozen=True, eq=False)
 class ActivationTarget:
-    """One site's activations on clean images: the target distribution, and how much images differ from it.
+    """Activations of one site on clean images: the target distribution, and how much images differ from it.
 
     Sums over images, so adding two is merging them. `levels` are the quantile levels at which the sums are known, or
     None if every order statistic is kept.

@@ -19,11 +19,11 @@ images, so their answers hardly change; their scores move about as far as those 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting, tried on clean images and on perturbed copies of them. Sums over images, so adding two merges them.
+    """One setting, tried on clean images and perturbed copies of them. Sums over images, so adding two merges them.
 
-    An answer is kept if the corrected model says of an image, or of its perturbed copy, what the model itself says of
-    the clean image. An image's value is its mean over kept answers, weighted by how common clean and perturbed inputs
-    are taken to be; its gain is that value minus the uncorrected model's.
+    The corrected model keeps an answer if it gives an image, or a perturbed copy, the answer that the model itself
+    gives the clean image. An image's value is the weighted share of its answers that are kept; the weights say how
+    common clean and perturbed inputs are assumed to be. Its gain is that value minus the uncorrected model's.
     """
 
     rule: Evidence
@@ -42,7 +42,7 @@ class Trial:
 
     @property
     def share_changed(self) -> float:
-        """Expected share of changed answers on new clean images: one image that changes is added for the new one."""
+        """Bound on the expected share of changed answers on new clean images: the new image counts as changed."""
         return (self.changed + (1 if self.rule.changes else 0)) / (self.images + 1)
 
     @property
@@ -66,17 +66,17 @@ class Trial:
 class Decision:
     """The setting that calibration chose for a model, and why.
 
-    Chosen is the setting with the largest gain among those that change at most `max_changed` of the clean answers and
-    move clean scores by at most `MAX_MOVED`. If none of them gains, the model is left as it is. Without `trials`,
+    The choice is the setting with the largest gain among those that change at most `max_changed` of the clean answers
+    and move clean scores by at most `MAX_MOVED`. If none of them gains, the model is left as it is. Without `trials`,
     `note` says why nothing was tried.
     """
 
-    trials: tuple[Trial, ...] = ()  # the first is the model as it is
+    trials: tuple[Trial, ...] = ()  # the first is the uncorrected model
     max_changed: float = 0.05
     note: str = ""
 
     def __add__(self, other: Decision) -> Decision:
-        """Pool the trials that both have; a part without trials adds nothing."""
+        """Pool the trials that both have. A decision without trials adds nothing."""
         if not (self.trials and other.trials):
             return self if self.trials else other
         theirs = {trial.rule: trial for trial in other.trials}

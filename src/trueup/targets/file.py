@@ -42,7 +42,7 @@ def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tens
     most = {"gate": small.GATE_SAMPLE} if rule is None or not rule.gated else {}  # a gate that is used stays whole
     tensors: dict[str, Tensor] = {"sampled": targets.sampled[: most.get("gate") if reduced else None]}
     settled = any(norm.settled is not None for norm in targets.norms.values())
-    version = VERSION if reduced or settled else 4  # which older versions of this library read as well
+    version = VERSION if reduced or settled else 4  # older versions of this library can read it
     metadata = {"format": FORMAT, "version": str(version), "fingerprint": targets.fingerprint.to_json()}
     if targets.decision is not None:
         metadata["decision"] = targets.decision.to_json()
@@ -84,7 +84,7 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: Ma
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of a file's tensors, which are nearly all of it."""
+    """Size of a file's tensors in bytes, which is nearly all of the file."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 

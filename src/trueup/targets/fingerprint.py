@@ -1,4 +1,4 @@
-"""Fingerprints: whether targets belong to a model, and what differs if they do not."""
+"""Fingerprints of models: do targets belong to a model, and if not, what differs?"""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-# Rounding to bfloat16 moves a projection by about 0.001 of the norm; another training run, by as much as the norm.
+# Rounding to bfloat16 moves a projection by about 0.001 of the norm, another training run by about the norm itself.
 TOLERANCE = 0.01
 ROUGH = 0.1  # for weights that are kept in eight bits or fewer
-LARGEST = 65504.0  # half precision's; larger values, such as the infinity of an attention mask, count as this
+LARGEST = 65504.0  # the largest float16; larger values, such as the infinity of an attention mask, are clipped to it
 SMALL = 1 << 16  # values; larger tensors are copied to double precision one at a time
 
 
@@ -66,7 +66,7 @@ class Fingerprint:
         return cls({name: replace(each, rough=True) if name in rough else each for name, each in found})
 
     def without_values_that_change(self, model: nn.Module) -> Fingerprint:
-        """The fingerprint that also fits other values of the buffers which `model` has changed since it was taken.
+        """Fingerprint that accepts any values in the buffers that `model` has changed since it was taken.
 
         Some models count their calls or keep a running average of their features, even in evaluation mode.
         """

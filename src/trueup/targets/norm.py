@@ -17,12 +17,12 @@ FLOOR = Evidence.floor
 
 @dataclass(frozen=True, eq=False)
 class NormTarget:
-    """One norm's output on clean images: the usual mean and deviations of each channel's map.
+    """Output of one norm on clean images: the usual mean and deviations of each channel's map.
 
     One row per moment, as in `functional.evidence.moments`: mean and variance and, if maps are large enough for bands,
     the variances of both bands; the gate also keeps the high band's mean absolute value. Sums over all images and the
-    moments of sampled images, so adding two is merging them. The floor of the logarithms depends on all images, so
-    logarithms are taken only when a rule is applied: no split of the data can make a difference.
+    moments of sampled images, so adding two is merging them. The floor of the logarithms depends on all images. So
+    logarithms are taken only when a rule is applied, and the result does not depend on how the data was split.
     """
 
     shape: tuple[int, ...]  # of one image's activations, channels first
@@ -31,7 +31,7 @@ class NormTarget:
     sample: Tensor  # (sampled images, k, channels) float16: moments with deviations in place of variances
     drift: Tensor | None = None  # (2 or 4, channels) float64: summed squared drift of each statistic under perturbation
     drifted: int = 0  # perturbed images that were summed
-    # Of a small file, which keeps fewer images: centre, spread and κ of one rule by all of them (3, 2 or 3, channels)
+    # In small files: centre, spread and κ of one rule, computed before most images were dropped (3, 2 or 3, channels)
     settled: Tensor | None = None
     settled_for: Evidence | None = None
 
@@ -97,8 +97,8 @@ class NormTarget:
         return replace(self, total=self.total.to(device), sample=self.sample.to(device), drift=drift, settled=settled)
 
     def settle(self, rule: Evidence) -> NormTarget:
-        """The same target, which knows what a rule needs when it keeps fewer images."""
-        if self.settled is not None:  # by images that are gone
+        """Store what `rule` needs, computed from all sampled images, so that most of them can be dropped."""
+        if self.settled is not None:  # computed from images that were dropped
             return self
         return replace(self, settled=self.reference(rule)[:3], settled_for=rule)
 
@@ -157,7 +157,7 @@ class NormTarget:
 def condensed(moments: Tensor) -> Tensor:
     """Moments of single images `(batch, k, channels)` as they are kept: deviations in place of variances, float16.
 
-    Three digits are plenty beside the spread over images, and halve the file, most of which is this.
+    Three digits are plenty compared with the spread over images. They halve the file, which is mostly these.
     """
     limit = torch.finfo(torch.float16).max
     parts = [moments[:, :1], moments[:, 1:4].sqrt(), moments[:, 4:]]

@@ -1,4 +1,4 @@
-"""`Site`: one place in a model. `Sites`: all of them, with how they were found."""
+"""`Site`: one place in a model. `Sites`: all of them, and how they were found."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sites(tuple[Site, ...]):
     """Sites in the order of the forward pass, and how they were found. Prints as a table.
 
     traced: whether the forward pass was traced. If not, the model runs as it is and its calls are watched.
-    why: the reason why it was not traced, and which calls cannot be seen.
+    why: why it was not traced, and which calls cannot be seen.
     left: names of sites that are left alone, because their rows are not images.
     """
 
@@ -67,7 +67,7 @@ class Sites(tuple[Site, ...]):
         return self
 
     def of(self, sites: Iterable[Site], *, left: Iterable[str] | None = None) -> Sites:
-        """Other sites that were found in the same way."""
+        """Sites with the same record of how they were found."""
         return Sites(sites, traced=self.traced, why=self.why, left=self.left if left is None else left)
 
     @property

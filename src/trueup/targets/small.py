@@ -1,7 +1,7 @@
 """Small files: fewer sampled images, with one byte per number.
 
-Sampled images serve to estimate the spread of each statistic over images, and to rank new images. A byte divides the
-range of a statistic, about six spreads, into 255 steps, and this rounding adds less than 0.01 % to the variance. Eighty
+Sampled images are there to estimate the spread of each statistic over images, and to rank new images. A byte divides
+the range of a statistic, about six spreads, into 255 steps. This rounding adds less than 0.01 % to the variance. Eighty
 images give a spread to within 8 % and ranks to within 1.2 %; 512 images give a spread to within 3 %.
 """
 
@@ -26,7 +26,7 @@ def encode(sample: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, grid: Tensor) -> Tensor:
-    """The sample as it is used, float16."""
+    """Decode a sample to float16."""
     if grid.dtype != torch.float32 or grid.shape != (2, *codes.shape[1:]):
         raise ValueError(f"a grid of {grid.dtype} and shape {tuple(grid.shape)} for bytes of {tuple(codes.shape)}")
     if not grid.isfinite().all() or (grid[1] < 0).any():

@@ -50,7 +50,7 @@ class Targets:
     decision: Decision | None = None
     sites: Sites = field(
         default_factory=Sites
-    )  # all of the model's, as calibration found them; empty in files of earlier versions
+    )  # all sites of the model, as calibration found them; empty in files of earlier versions
 
     def __repr__(self) -> str:
         return f"Targets({len(self.activations)} activations, {len(self.norms)} norms, {self.images} images)"
@@ -73,7 +73,7 @@ class Targets:
 
     @property
     def rule(self) -> Evidence | None:
-        """The rule that calibration chose; None if it was told not to."""
+        """The rule that calibration chose; None with `decide=False`."""
         return None if self.decision is None else self.decision.rule
 
     @property
@@ -82,7 +82,7 @@ class Targets:
         return next((target.images for group in (self.activations, self.norms) for target in group.values()), 0)
 
     def __add__(self, other: Targets) -> Targets:
-        """Targets of both sets of images together."""
+        """Merge the targets of two sets of images."""
         if not isinstance(other, Targets):
             return NotImplemented
         if difference := self.fingerprint.difference(other.fingerprint):
@@ -92,12 +92,14 @@ class Targets:
                 raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
         if any(len(t.sample) < min(t.images, self.SAMPLE) for part in (self, other) for t in part.norms.values()):
             warnings.warn(
-                "these targets are of a small file, which keeps fewer single images, so their sum knows less of the "
-                "spread over images; save what is to be added with targets.save(path, small=False)",
+                "these targets come from a small file, which keeps fewer single images, so their sum knows less of "
+                "the spread over images; save targets that are to be added with targets.save(path, small=False)",
                 stacklevel=2,
             )
         sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)
-        shared = [name for name in self.gate if name in other.gate]  # with small images the gate may read other norms
+        shared = [
+            name for name in self.gate if name in other.gate
+        ]  # images of another size may make the gate read other norms
         many, few = (_Kept(len(self.sampled), order[:most]) for most in (self.GATE_SAMPLE, self.SAMPLE))
         return Targets(
             activations={name: _merge(name, t, other.activations[name], few) for name, t in self.activations.items()},
@@ -173,7 +175,7 @@ def _merge(name: str, a: _Target, b: _Target, kept: _Kept) -> _Target:
 
 
 def _pooled(a: Decision | None, b: Decision | None, *, gated: bool) -> Decision | None:
-    """Both decisions together; without gated rules if the sum has no gate."""
+    """Merge two decisions; drop gated rules if the sum has no gate."""
     both = a + b if a is not None and b is not None else a or b
     if both is None or gated:
         return both
