@@ -1,4 +1,4 @@
-"""A model's answer, and how two outputs compare: do the answers agree, and how far did the scores move?"""
+"""The answer in a model's output, and comparisons of two outputs: agreement of answers, and movement of scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fingerprints of models: do targets belong to a model, and if not, what differs?"""
+"""Fingerprints of models, which show that targets belong to a model, or what differs."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ class Change(NamedTuple):
     correlation: float  # of neighbouring pixels' changes, to the right and down
 
 
-def within(ours: Tensor, theirs: Tensor, levels: int = 2) -> float:
-    """Return the share of values (uint8) that differ by at most `levels`.
+def within(ours: Tensor, theirs: Tensor) -> float:
+    """Return the share of values (uint8) that differ by at most two levels.
 
     >>> within(torch.tensor([0, 10], dtype=torch.uint8), torch.tensor([2, 13], dtype=torch.uint8))
     0.5
     """
-    return float(((ours.int() - theirs.int()).abs() <= levels).double().mean())
+    return float(((ours.int() - theirs.int()).abs() <= 2).double().mean())
 
 
 def change(clean: Tensor, corrupted: Tensor) -> Change:

@@ -88,20 +88,18 @@ def run_scenes(
     model: nn.Module,
     *,
     scenes: int = TEST,
-    calibration: int | None = None,
-    shown: int = SHOWN,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ScenesResult:
     """Calibrate, correct and test `model` on `scenes` scenes, clean and in every weather and severity.
 
-    `shown` is the number of the test scene in the examples, which are of the middle severity.
+    The examples show one test scene at the middle severity.
     """
     began = time.perf_counter()
-    clean = (draw_street(FIRST_CALIBRATION + k).image for k in range(calibration or CALIBRATION))
+    clean = (draw_street(FIRST_CALIBRATION + k).image for k in range(CALIBRATION))
     targets = trueup.calibrate(model, _batches(list(clean)), progress=False)
     calibration_seconds = time.perf_counter() - began
     robust = trueup.correct(model, targets)
-    shown = min(shown, scenes - 1)
+    shown = min(SHOWN, scenes - 1)
 
     test = [draw_street(FIRST_TEST + k) for k in range(scenes)]
     cases = [("clean", 0), *((weather, severity) for weather in WEATHERS for severity in SEVERITIES)]

@@ -66,6 +66,6 @@ class SegmentationRow(EvaluationRow):
         return (*super().key, self.set_aside)
 
 
-def read_rows(path: str | os.PathLike[str], kind: type[EvaluationRow] = EvaluationRow) -> list[EvaluationRow]:
+def read_rows(path: str | os.PathLike[str]) -> list[EvaluationRow]:
     """Return the rows of a results file, or no rows if it does not exist."""
-    return [*read_table(path, kind)]
+    return [*read_table(path, EvaluationRow)]

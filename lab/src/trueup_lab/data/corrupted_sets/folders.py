@@ -7,7 +7,6 @@ The layout is `ImageNet-C/<group>/<corruption>/<severity>/<synset>/*.JPEG`, 224 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,15 +88,13 @@ def imagenet_c(
     severity: int,
     *,
     root: DataRoot = None,
-    clean: str | os.PathLike[str] | None = None,
     origin: Origin | None = None,
     seed: int = 0,
 ) -> ImageNetC:
     """Open one corruption of ImageNet-C: from its folder if that exists, else generated from the clean images.
 
     A folder that was generated from another seed, by another version of the generator or not completely is not read.
-    `clean` is a folder `<synset>/*.JPEG`, by default one under the data root. `origin` restricts the choice to
-    `published` or `generated` images.
+    `origin` restricts the choice to `published` or `generated` images.
     """
     check("imagenet-c", name, severity)
     top = folder("imagenet-c", root)
@@ -111,7 +108,7 @@ def imagenet_c(
             f"no published {name} of severity {severity} at {top / unit}; "
             "get it with `trueup data get imagenet-c`, or pass origin='generated'"
         )
-    source = ImageFolder(clean if clean is not None else clean_folder(root), Crop(224, 256))
+    source = ImageFolder(clean_folder(root), Crop(224, 256))
     return ImageNetC(source, name, severity, "generated", seed, root)
 
 
@@ -153,5 +150,5 @@ def clean_folder(root: DataRoot = None) -> Path:
             return data_root(root) / place
     raise MissingDataError(
         f"no clean ImageNet images under {data_root(root)} (looked for {', '.join(CLEAN)}); put the "
-        "validation images there as <synset>/*.JPEG, or pass their folder as clean="
+        "validation images there as <synset>/*.JPEG"
     )

@@ -14,18 +14,18 @@ from trueup_lab.data.corruptions import corruption_names, severities
 Source = Callable[[str, int | None], Tensor]
 """(corruption, severity) -> images (N, C, H, W) uint8; the severity is None for a corruption without severities."""
 
-_MARGIN, _NAMES, _LINE = 4, 130, 14
+_MARGIN, _NAMES, _LINE, _SIDE = 4, 130, 14, 64
 
 
-def contact_sheet(family: str, source: Source, *, side: int = 64) -> Image.Image:
+def contact_sheet(family: str, source: Source) -> Image.Image:
     """Draw one row per corruption, with one block of images per severity.
 
-    Small images are enlarged by a whole factor, to at most `side` pixels.
+    Small images are enlarged by a whole factor, to at most 64 pixels.
     """
     rows = []
     for name in corruption_names(family):
         steps: tuple[int | None, ...] = severities(family, name) or (None,)
-        rows.append((name, [_strip(source(name, step), side) for step in steps]))
+        rows.append((name, [_strip(source(name, step)) for step in steps]))
     height = max(strip.height for _, strips in rows for strip in strips) + _MARGIN
     width = max(sum(strip.width + 3 * _MARGIN for strip in strips) for _, strips in rows)
     page = Image.new("RGB", (_NAMES + width, _LINE + height * len(rows)), "white")
@@ -44,10 +44,10 @@ def contact_sheet(family: str, source: Source, *, side: int = 64) -> Image.Image
     return page
 
 
-def _strip(images: Tensor, side: int) -> Image.Image:
+def _strip(images: Tensor) -> Image.Image:
     """Draw images side by side."""
     pixels = images.cpu().expand(-1, 3, -1, -1)
-    factor = max(1, side // pixels.shape[-1])
+    factor = max(1, _SIDE // pixels.shape[-1])
     pixels = pixels.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
     gap = torch.full((len(pixels), 3, pixels.shape[-2], 1), 255, dtype=torch.uint8)
     joined = torch.cat(list(torch.cat((pixels, gap), -1)), -1)

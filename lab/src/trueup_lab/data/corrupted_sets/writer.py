@@ -121,11 +121,10 @@ def _parts(
     seed: int,
     device: torch.device | str,
     root: DataRoot,
-    size: int = 1000,
 ) -> Iterator[np.ndarray]:
     for severity in levels:
-        for first in range(0, len(source), size):
-            images = source.images[first : first + size].to(device)
+        for first in range(0, len(source), 1000):
+            images = source.images[first : first + 1000].to(device)
             numbers = range(first, first + len(images))
             made = corrupt(images, name, severity, family=family, indices=numbers, seed=seed, root=root)
             yield _channels_last(made)
@@ -248,14 +247,13 @@ def _write_images(
     recipe: Recipe,
     device: torch.device | str,
     progress: Callable[[int], None],
-    size: int = 64,
 ) -> None:
     """Write the images, each atomically. Existing images are kept if they are undamaged and of the same recipe."""
     names = [(file.parent.name, file.name) for file, _ in data.source.files]
     for stray in {file.relative_to(place).parts for file in place.glob("*/*")} - set(names):
         place.joinpath(*stray).unlink()  # of other clean images
-    for first in range(0, len(data), size):
-        numbers = range(first, min(first + size, len(data)))
+    for first in range(0, len(data), 64):
+        numbers = range(first, min(first + 64, len(data)))
         files = {k: place.joinpath(*names[k]) for k in numbers}
         todo = [k for k in numbers if not _is_whole(files[k], recipe)]
         if todo:

@@ -60,11 +60,6 @@ class Canvas:
         """Fill a polygon on something that is there already: it changes neither class nor depth."""
         self._brush.polygon([(FINER * x, FINER * y) for x, y in points], fill=_rgb(colour))
 
-    def spot(self, centre: Point, radius: Point, colour: Colour) -> None:
-        """Fill an ellipse on something that is there already."""
-        box = [centre[0] - radius[0], centre[1] - radius[1], centre[0] + radius[0], centre[1] + radius[1]]
-        self._brush.ellipse([FINER * value for value in box], fill=_rgb(colour))
-
     def paint(self, picture: Array, kind: NDArray[np.uint8], depth: Array) -> None:
         """Replace everything: `picture` (height, width, 3) at the finer size, 0 to 255."""
         self._picture.paste(Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8)))

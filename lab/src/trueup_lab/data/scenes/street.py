@@ -22,10 +22,10 @@ class Scene(NamedTuple):
     depth: Array  # (height, width) metres
 
 
-def draw_street(number: int, *, seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> Scene:
+def draw_street(number: int, *, seed: int = 0) -> Scene:
     """Draw the scene with this number, seen from a car. The same number and seed give the same scene."""
     chance = np.random.default_rng([seed, number])
-    canvas, layout = Canvas(height, width), _layout(chance, height, width)
+    canvas, layout = Canvas(HEIGHT, WIDTH), _layout(chance)
     paint_ground(canvas, layout, chance)
     things = [
         *_houses(canvas, layout, chance),
@@ -43,12 +43,12 @@ def draw_street(number: int, *, seed: int = 0, height: int = HEIGHT, width: int 
     return Scene(np.clip(picture.round(), 0, 255).astype(np.uint8), mask, depth)
 
 
-def _layout(chance: np.random.Generator, height: int, width: int) -> Layout:
+def _layout(chance: np.random.Generator) -> Layout:
     camera = Camera(
-        focal=0.75 * width * chance.uniform(0.95, 1.1),
+        focal=0.75 * WIDTH * chance.uniform(0.95, 1.1),
         height=chance.uniform(1.4, 1.9),
-        middle=width * chance.uniform(0.42, 0.58),
-        horizon=height * chance.uniform(0.42, 0.5),
+        middle=WIDTH * chance.uniform(0.42, 0.58),
+        horizon=HEIGHT * chance.uniform(0.42, 0.5),
     )
     lanes, lane = int(chance.choice([1, 1, 2])), chance.uniform(3.0, 3.6)
     return Layout(
