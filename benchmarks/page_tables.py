@@ -214,7 +214,7 @@ def readings_table(rows: Sequence[Row], network: str, form: str) -> str:
 
 
 def drift_table(rows: Sequence[Row]) -> str:
-    """How many corrupted images pass until the alarm, and how many of them look unusual."""
+    """Number of corrupted images until the alarm, and the share of them that look unusual."""
     body = []
     for row in rows:
         name = row["corruption"].replace("_", " ").replace("identity", "none")
@@ -223,7 +223,7 @@ def drift_table(rows: Sequence[Row]) -> str:
 
 
 def fast_path_table(rows: Sequence[Row]) -> str:
-    """How the paper's rule by histograms differs from the exact one."""
+    """Differences between the paper's rule by histograms and the exact one."""
     body = []
     for network, name in {"resnet20": "ResNet-20, CIFAR-10-C", "resnet50": "ResNet-50, ImageNet-C"}.items():
         mine = [row for row in rows if row["network"] == network]
@@ -242,7 +242,7 @@ def fast_path_table(rows: Sequence[Row]) -> str:
 
 
 def monitor_table(rows: Sequence[Row]) -> str:
-    """What a report and a monitor cost, as shares of the model's time."""
+    """Cost of a report and of a monitor, as shares of the model's time."""
     names = {"resnet20": "ResNet-20, 32 x 32", "resnet50": "ResNet-50, 224 x 224"}
     body = []
     for row in rows:

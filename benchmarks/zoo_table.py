@@ -1,4 +1,4 @@
-"""What the rows of results/zoo.csv say: which models work, and the table of docs/any-model.md."""
+"""Summary of results/zoo.csv: the models that work, and the table of docs/any-model.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def works(row: dict[str, Any]) -> bool:
 
 
 def alone_as_together(row: dict[str, Any]) -> bool:
-    """Whether `Evidence` adds little to the difference that the model's own answer makes, alone and in a batch.
+    """Whether an image's answer alone and in a batch differs little more under `Evidence` than in the model itself.
 
     The paper's rule is discontinuous at zero, so that rounding may move a value by a whole step: it is not counted.
     """

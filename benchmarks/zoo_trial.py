@@ -75,7 +75,7 @@ def portability(case: Case, *, device: str = "cpu") -> dict[str, Any]:
 
 
 def in_short(error: Exception) -> str:
-    """An error in a line."""
+    """Describe an error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 

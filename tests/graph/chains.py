@@ -37,7 +37,7 @@ class Change(nn.Module):
 
 
 def told(*, norm=None, residual=None, order=FIRST, relu=False, ceiling=None):
-    """What a placed module was asked to do, in the order in which it does it."""
+    """Names of the steps that a placed module was asked to do, in order."""
     return (
         *(["norm"] if norm is not None else []),
         *([order] if residual is not None else []),
@@ -51,7 +51,7 @@ def instrumented(model, kind=None, **options):
 
 
 def tasks(robust, x=None):
-    """What the module placed at each site does of its neighbours' work."""
+    """Steps of its neighbours that the module placed at each site takes over."""
     seen = {}
     hooks = [
         module.register_forward_hook(

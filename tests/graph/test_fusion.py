@@ -229,7 +229,7 @@ def test_vectors_have_channels_too():
 
 
 def overwritten(look):
-    """What a norm was given is overwritten before the sum, by another name than the norm knows."""
+    """The norm's input is overwritten before the sum, under another name."""
 
     def how(self, y):
         z = self.bn(look(y))

@@ -11,7 +11,7 @@ from trueup.graph.hoist import hoist_paths
 
 
 def lookups(module, x):
-    """How often a forward pass looks up an attribute of a module in Python."""
+    """Number of attributes of modules that a forward pass looks up in Python."""
     count, real = [0], nn.Module.__getattr__
 
     def counted(self, name):

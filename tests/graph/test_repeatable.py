@@ -1,4 +1,4 @@
-"""Which forward passes may be run twice, when a GPU's kernels are compiled between the two."""
+"""Forward passes that may run twice, while a GPU's kernels are compiled in between."""
 
 from __future__ import annotations
 

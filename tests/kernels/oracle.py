@@ -17,7 +17,7 @@ def exact_row(a, target, *, step, keep, sparse):
 
 
 def bound(a, target, largest, *, step, keep):
-    """How far each value of `a` may end up from its exact place, before rounding.
+    """Bound on the distance of each value of `a` from its exact place, before rounding.
 
     The target over the ranks that its bin takes up; and, where the mean is kept, what the mean of the target may miss
     by being taken from the integral: half a step between ranks at most.

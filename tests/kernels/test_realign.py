@@ -100,7 +100,7 @@ def test_gradients_are_those_of_the_specification():
 
 
 def apart(x, usual, gate=None, *, residual=None, relu=False):
-    """What the fused operator stands for, step by step."""
+    """The fused operator's steps, one after the other."""
     out = kernels.realign(x, usual, gate)
     out = out if residual is None else out + residual
     return out.relu() if relu else out

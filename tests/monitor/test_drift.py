@@ -38,7 +38,7 @@ def test_clean_streams_raise_false_alarms_no_more_often_than_promised_however_of
 
 
 def test_ranking_among_the_held_out_images_alone_would_raise_false_alarms():
-    """Why the urn: with the same bets, and p-values by the held-out images, most clean streams end in an alarm."""
+    """The reason for the urn: with the same bets on such ranks, most clean streams end in an alarm."""
     rng, alarms = np.random.default_rng(0), 0
     for _ in range(60):
         held, scores = rng.normal(size=60), rng.normal(size=4000)

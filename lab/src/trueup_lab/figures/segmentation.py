@@ -82,7 +82,7 @@ def for_readme(rows: Sequence[SummaryRow]) -> str:
 
 
 def in_words(rows: Sequence[SummaryRow]) -> str:
-    """What the default gains and costs, beside its rivals."""
+    """Gains and losses of the default and its rivals, in sentences."""
     mine = _main(rows)
     gain = {(row.method, row.group): row for row in mine}
     clean, fifteen = gain["default", "clean"], gain["default", "fifteen"]

@@ -20,7 +20,7 @@ from trueup_lab.performance.rows import TimingRow, compared
 from trueup_lab.performance.timing import captured, peak_memory, side_by_side
 
 EVIDENCE: dict[str, Rule] = {
-    # What calibration usually chooses. `nuisance=True` changes numbers in the reference and costs nothing.
+    # The usual choice of calibration. `nuisance=True` changes numbers in the reference and costs nothing.
     "evidence, no gate": trueup.Evidence(budget=1, strength=0.02, base=0),
     "evidence": trueup.Evidence(),
 }
@@ -43,7 +43,7 @@ class Network:
     seconds: float = 1.0
 
     def measure(self, device: torch.device, case: str, reach: float) -> Iterator[TimingRow]:
-        """A row per rule and rival; the first rule has the `reach`."""
+        """Measure one row per rule and rival; the first rule has the `reach`."""
         with _settings(self.threads, tf32=self.tf32):
             networks, x = self.make(device)
             works = {name: self._work(network, x) for name, network in networks.items()}

@@ -14,7 +14,7 @@ from trueup_lab.performance.timing import captured, side_by_side
 
 
 def measure_operator(batch: int, n: int, reach: float) -> Callable[[torch.device], Iterator[TimingRow]]:
-    """Rows of `n` activations, by histogram and by sorting."""
+    """Measure rows of `n` activations, by histogram and by sorting."""
 
     def measure(device: torch.device) -> Iterator[TimingRow]:
         times = side_by_side(_on_device(_works(batch, n, device), device), device)
