@@ -13,6 +13,7 @@ import torch
 
 import trueup
 from architectures import images, make
+from trueup import functional
 
 TESTS = Path(__file__).parents[1]
 ANSWER = f"""
@@ -45,11 +46,18 @@ def usual():
     return answers()[0]
 
 
-def test_a_place_where_numba_can_keep_nothing(usual):
-    # As in a read-only container without a home: numba finds no folder that it can write to.
-    nowhere = "import numba.core.caching as c; c.CacheImpl._locator_classes = []\n"
-    found, _ = answers(nowhere + ANSWER)
-    assert found == usual
+def test_a_place_where_numba_can_keep_nothing():
+    """As in a read-only container without a home: numba finds no folder that it can write to."""
+    code = """
+import numba.core.caching as c
+c.CacheImpl._locator_classes = []
+import torch
+from trueup import kernels
+print(*kernels.moments(torch.arange(192.0).reshape(1, 3, 8, 8), bands=True).flatten().tolist())
+"""
+    found, _ = answers(code)
+    wanted = functional.evidence.moments(torch.arange(192.0).reshape(1, 3, 8, 8), bands=True)
+    torch.testing.assert_close(torch.tensor(found).reshape(1, 5, 3), wanted)
 
 
 def test_without_numba(usual):

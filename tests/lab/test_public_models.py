@@ -74,10 +74,14 @@ def test_few_clean_images_are_touched_and_the_others_keep_the_models_bits(resnet
 def test_surprise_is_calibrated_on_real_images_and_finds_corruption(resnet20, cifar, targets):
     """On images the model was not trained on, from targets of some that it was."""
     some, others = cifar[1].images[250:1250], cifar[1].images[:250]
-    clean = torch.cat([trueup.measure(resnet20, targets, IMAGENET(part)).image_rank for part in some.split(250)])
+
+    def measure(images):  # at norms: sorting activations would take most of the time
+        return trueup.measure(resnet20, targets, IMAGENET(images), select=lambda site: site.kind == "norm")
+
+    clean = torch.cat([measure(part).image_rank for part in some.split(250)])
     assert (clean > 0.99).float().mean() < 0.03
     assert 0.4 < (clean > 0.5).float().mean() < 0.6
-    blurred = trueup.measure(resnet20, targets, IMAGENET(corrupt(others, "gaussian_blur", 5, family="cifar10-c")))
+    blurred = measure(corrupt(others, "gaussian_blur", 5, family="cifar10-c"))
     assert (blurred.image_rank > 0.9).float().mean() > 0.8
 
 

@@ -9,6 +9,11 @@ import torch
 from torch import Tensor, nn
 
 
+# Methods that torch and this library call on every part of a model, and on the model itself.
+_CALLED_ON_PARTS = ("children", "named_children", "named_modules", "state_dict", "train")
+_CALLED_ON_MODEL = ("buffers", "eval", "get_submodule", "named_buffers", "named_parameters", "parameters")
+
+
 def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     """Copy the module objects of a model; share its parameters and, unless `own_buffers`, its other tensors.
 
@@ -60,6 +65,7 @@ def check_model_kind(model: object) -> None:
             "the model is a TorchScript module, whose forward pass cannot be changed; give the Python module that it "
             "was scripted or traced from (its weights load with load_state_dict), and script the corrected one"
         )
+    _check_names(model)
     if any(base.__name__ == "FSDPModule" for base in type(model).__mro__):
         raise TypeError(
             "the model is sharded by fully_shard, and its weights cannot be shared with a corrected one; calibrate and "
@@ -76,6 +82,22 @@ def check_model_kind(model: object) -> None:
             f"the model's parameters lie on several devices ({', '.join(sorted(map(str, devices)))}); move it to one, "
             "as in model.to('cuda:0')"
         )
+
+
+def _check_names(model: nn.Module) -> None:
+    """Raise TypeError if an attribute of a module hides one of the methods by which torch walks through a model."""
+    parts, methods = [("the model", model)], (*_CALLED_ON_PARTS, *_CALLED_ON_MODEL)
+    while parts:
+        name, module = parts.pop()
+        hidden = [method for method in methods if method in (own := vars(module)) and not callable(own[method])]
+        if hidden:
+            raise TypeError(
+                f"{name} ({type(module).__name__}) has an attribute called {hidden[0]!r}, which hides the method "
+                f"{hidden[0]}() of torch.nn.Module; rename the attribute"
+            )
+        prefix = "" if module is model else f"{name}."
+        parts += [(f"{prefix}{key}", part) for key, part in module._modules.items() if part is not None]
+        methods = _CALLED_ON_PARTS
 
 
 def device_of(model: nn.Module) -> torch.device | None:

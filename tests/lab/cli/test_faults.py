@@ -316,7 +316,8 @@ def test_nothing_depends_on_the_systems_encoding(tmp_path):
 
 
 TRAINING = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 from trueup.cli import application
 from trueup_lab.cli import add_commands
 from trueup_lab.data import digits

@@ -18,11 +18,12 @@ from trueup_lab.training.checkpoint import load_checkpoint
 from trueup_lab.training.imagenet import Choices, train_imagenet
 from trueup_lab.training.recipes import Recipe
 
-RECIPE = Recipe(epochs=2, decay_after=(1,), batch=4, rate=0.001)
+RECIPE = Recipe(epochs=2, decay_after=(0, 1, 1), batch=4, rate=0.001)  # as `command` asks for
 
 
-@pytest.fixture
-def root(tmp_path):
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("root")
     rng = np.random.default_rng(0)
     for split, count in (("train", 5), ("val", 3)):
         for synset in ("n01", "n02"):
@@ -34,6 +35,22 @@ def root(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def trained(root, tmp_path_factory):
+    """Folder of a run of one process, and the training images in the order in which it read them."""
+    out, seen, read = tmp_path_factory.mktemp("one"), [], ImageFolder.__getitem__
+
+    def note(folder, index):
+        if folder.crop.random:
+            seen.append(index)
+        return read(folder, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImageFolder, "__getitem__", note)
+        assert train_imagenet(Choices("gn", 0, RECIPE, size=32), out, data=root, device="cpu", workers=0)
+    return out, seen
+
+
 def command(root, out, *extra):
     return [
         *("-m", "trueup_lab", "train", "--set", "imagenet", "--norm", "gn", "--data", str(root), "--out", str(out)),
@@ -42,7 +59,7 @@ def command(root, out, *extra):
     ]
 
 
-def test_two_processes_train_what_one_trains(root, tmp_path):
+def test_two_processes_train_what_one_trains(root, trained, tmp_path):
     # Group norm, so that nothing but the order of sums depends on how a batch is shared out.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -51,9 +68,7 @@ def test_two_processes_train_what_one_trains(root, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch ") == 2  # one process speaks
-    recipe = Recipe(epochs=2, decay_after=(0, 1, 1), batch=4, rate=0.001)
-    assert train_imagenet(Choices("gn", 0, recipe, size=32), tmp_path / "one", data=root, device="cpu", workers=0)
-    one, facts = load_checkpoint(tmp_path / "one" / "checkpoint.safetensors")
+    one, facts = load_checkpoint(trained[0] / "checkpoint.safetensors")
     two, facts_of_two = load_checkpoint(tmp_path / "two" / "imagenet-gn" / "checkpoint.safetensors")
     assert facts["choices"] == facts_of_two["choices"]
     assert facts["history"][-1] == pytest.approx(facts_of_two["history"][-1], rel=1e-3)
@@ -76,28 +91,15 @@ def test_a_run_stopped_by_its_time_limit_goes_on_bit_for_bit(root, tmp_path):
         assert torch.equal(value, parts[0][key]), key
 
 
-def test_every_epoch_sees_the_images_in_another_order_and_each_at_most_once(root, tmp_path, monkeypatch):
-    seen = []
-    read = ImageFolder.__getitem__
-
-    def note(folder, index):
-        if folder.crop.random:
-            seen.append(index)
-        return read(folder, index)
-
-    monkeypatch.setattr(ImageFolder, "__getitem__", note)
-    train_imagenet(Choices("gn", 0, RECIPE, size=32), tmp_path / "run", data=root, device="cpu", workers=0)
-    first, second = seen[:8], seen[8:]  # two batches of four an epoch
+def test_every_epoch_sees_the_images_in_another_order_and_each_at_most_once(trained):
+    first, second = trained[1][:8], trained[1][8:]  # two batches of four per epoch
     assert len(set(first)) == len(set(second)) == 8
     assert first != second
 
 
-def test_the_checkpoint_of_another_run_is_refused(root, tmp_path):
-    options = {"data": root, "device": "cpu", "workers": 0}
-    one_epoch = Recipe(epochs=1, decay_after=(), batch=4)
-    train_imagenet(Choices("gn", 0, one_epoch, size=32), tmp_path / "run", **options)
+def test_the_checkpoint_of_another_run_is_refused(root, trained):
     with pytest.raises(ValueError, match="of another run"):
-        train_imagenet(Choices("gn", 1, one_epoch, size=32), tmp_path / "run", **options)
+        train_imagenet(Choices("gn", 1, RECIPE, size=32), trained[0], data=root, device="cpu", workers=0)
 
 
 def test_missing_images_name_the_folder(tmp_path):

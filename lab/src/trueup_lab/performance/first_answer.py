@@ -25,7 +25,7 @@ BATCH = 64
 
 
 def measure_first_answer(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:
-    """Measure `correct`, the first answer with an empty and with a full cache (less the model's own), and its kernels."""
+    """Measure `correct`, the first answer with an empty and a full cache (less the model's own), and its kernels."""
     case = f"{architecture.name}: first answer"
     model, targets = prepared(architecture, device)
     with tempfile.TemporaryDirectory() as name:
