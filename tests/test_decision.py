@@ -242,6 +242,30 @@ def test_the_best_setting_within_the_budget_wins_and_must_gain():
     assert Decision((none, trial(0.04, gain=-0.5))).rule == LEFT_ALONE
 
 
+def test_the_share_of_changed_answers_counts_the_next_image_as_changed():
+    """So that its expectation over new images is bounded by the budget (conformal risk control)."""
+    assert trial(0.04, changed=4).share_changed == 5 / 101
+    assert Decision((trial(0.04, changed=4),), max_changed=0.05).chosen is not None
+    assert Decision((trial(0.04, changed=5),), max_changed=0.05).chosen is None
+    assert Trial(LEFT_ALONE, 100, 0.0, (50.0, 40.0), 0.0, 0.0).share_changed == 0
+
+
+def test_for_a_gated_setting_only_images_that_its_gate_was_not_fitted_to_count_as_changed(trained, monkeypatch):
+    """That is every other one: of 51 images, 25. The answer is one that the slightest movement changes."""
+    rules = (Evidence(least=0.0, strength=0.5), Evidence(budget=1, strength=0.5))
+    monkeypatch.setattr(search, "CANDIDATES", rules)
+    monkeypatch.setattr(search.decide, "__kwdefaults__", search.decide.__kwdefaults__ | {"candidates": rules})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model is left as it is
+        found = trueup.calibrate(trained, [pictures(51, 2)[0]], answer=lambda out: (1e5 * out[:, 0]).round().long())
+    _, gated, every = found.decision.trials
+    assert gated.rule.gated
+    assert 0 < gated.changed < 51
+    assert gated.changed / 51 * 25 == pytest.approx(round(gated.changed / 51 * 25))
+    assert gated.changed != pytest.approx(round(gated.changed))
+    assert every.changed == round(every.changed)
+
+
 def test_a_setting_that_moves_clean_scores_far_is_out_even_if_no_answer_changes():
     """Training images keep their answers where unseen images would not."""
     none = Trial(LEFT_ALONE, 100, 0.0, (50.0, 40.0), 0.0, 0.0)

@@ -16,6 +16,7 @@ from trueup import Correction, Evidence
         (Correction(0.25, 0.5, 1), 0.125),
         (Correction(0.5, 0.5, 1), 0.25),
         (Correction(1.0, 0.2, 1), 0.8),
+        (Correction(0.0, 0.0, 3), 0.0),  # neither prior nor likelihood: nothing moves
         (Correction(0.3, 0.0, 1000), 1.0),  # without the likelihood it converges to the target
     ],
 )

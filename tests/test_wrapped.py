@@ -107,15 +107,29 @@ def sharded():
     return Sharded(3, 3)
 
 
+def naming(name, *, on):
+    """A model in which an attribute, of itself or of a part, has the name of a method."""
+    model = make("vgg")
+    vars(model if on == "model" else next(m for m in model.modules() if isinstance(m, nn.Conv2d)))[name] = [1, 2]
+    return model
+
+
+def test_an_attribute_that_hides_a_method_which_is_not_called_does_no_harm():
+    model = naming("eval", on="part")
+    trueup.calibrate(model, [images(2)], decide=False)
+
+
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
         (lambda: torch.jit.trace(make("vgg"), images(1)), TypeError, "TorchScript.*give the Python module"),
         (lambda: make("vgg").to("meta"), ValueError, "meta device, which hold no values; load its weights first"),
         (sharded, TypeError, "before fully_shard"),
+        (lambda: naming("parameters", on="model"), TypeError, "the model .Sequential. .* 'parameters', which hides"),
+        (lambda: naming("children", on="part"), TypeError, "0 .Conv2d. .* 'children', .* rename the attribute"),
         (lambda: make("vgg").state_dict(), TypeError, "the model is a OrderedDict: expected a torch.nn.Module"),
     ],
-    ids=["TorchScript", "meta", "FSDP", "state_dict"],
+    ids=["TorchScript", "meta", "FSDP", "a model's name", "a part's name", "state_dict"],
 )
 def test_what_cannot_be_corrected_is_refused_with_the_way_out(model, error, message):
     with pytest.raises(error, match=message):

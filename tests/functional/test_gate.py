@@ -146,6 +146,17 @@ def test_the_gate_closes_as_an_image_gets_more_usual_and_is_shut_from_ramp_budge
     np.testing.assert_allclose(opened, wanted, atol=1e-12)
 
 
+def test_an_image_that_was_seen_twice_is_not_held_out_from_a_fit_to_itself():
+    """Other held-out images leave the fit as it is, whichever of an image's copies they are."""
+    clean, other = torch.randn(2, 40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    names = torch.arange(40).repeat_interleave(torch.tensor([1, 1, 2, 2]).repeat(10))
+    held = (names % 2 == 1)[:, None]
+    first, second = gate.fit(clean[names], names), gate.fit(torch.where(held, other[names], clean[names]), names)
+    assert all(a.equal(b) for a, b in zip(first[:-1], second[:-1], strict=True))
+    assert not first.held.equal(second.held)
+    assert len(first.held) == int(held.sum())
+
+
 def test_the_features_are_numpys():
     a = torch.randn(4, 3, 9, 12, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.5, 1, 2]).view(3, 1, 1)
     moments, floor = evidence.moments(a, bands=True), torch.full((5, 3), 1e-3, dtype=torch.float64)

@@ -76,6 +76,60 @@ def test_windows_in_another_order_are_left_alone_and_listed(check):
     assert trueup.correct(model, targets, EVIDENCE)(images(2)).shape == (2, 10)
 
 
+class Tiles(nn.Module):
+    """Takes a list of images and folds their tiles, more of them for a wider image, into the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        tiles = [image.unfold(2, 8, 8).permute(2, 0, 1, 3) for image in images]
+        rows = self.norm(self.conv(torch.cat(tiles))).mean((2, 3)).split([len(some) for some in tiles])
+        return self.head(torch.stack([some.mean(0) for some in rows]))
+
+
+def strips(*widths):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(3, 8, width, generator=generator) for width in widths]
+
+
+def test_tiles_whose_number_depends_on_the_image_are_not_folded():
+    model = Tiles().eval()
+    with pytest.raises(ValueError, match="left alone, because their rows are not images: norm"):
+        trueup.calibrate(model, [strips(8, 24)], decide=False)
+
+
+def test_where_rows_cannot_be_shared_out_among_the_images_a_folded_site_is_left_alone():
+    model = Tiles().eval()
+    targets = trueup.calibrate(model, [strips(*[16] * 20)], decide=False)
+    assert names(site for site in targets.sites if site.folded) == ["norm"]
+    robust = trueup.correct(model, targets, EVIDENCE)
+    even, odd = [3 * strip for strip in strips(16, 16)], strips(8, 16)
+    assert not robust(even).isclose(model(even), atol=1e-4).all()
+    assert robust(odd).equal(model(odd))
+
+
+class FirstImage(nn.Module):
+    """Normalises the first image of a batch again, for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.again = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x))
+        return (x + self.again(x[:1])).mean((2, 3))
+
+
+def test_a_site_that_sees_the_first_image_only_is_left_alone_and_listed():
+    targets = trueup.calibrate(FirstImage().eval(), [images(4)], decide=False)
+    assert names(targets.sites) == ["norm"]
+    assert targets.sites.left == ("again",)
+
+
 @ways
 @pytest.mark.parametrize("rule", [EVIDENCE, GATED, PAPER], ids=["evidence", "gated", "paper"])
 def test_an_image_has_one_answer_in_any_batch(check, rule):

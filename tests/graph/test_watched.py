@@ -90,6 +90,35 @@ def test_sites_are_those_of_a_trace():
     assert sorted(names(trueup.sites(model))) == sorted(n for n in NAMES if "gelu" not in n and "#" not in n)
 
 
+class Rectified(nn.Module):
+    """Calls a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+class Unit(nn.Module):
+    """A site as a whole, which shares a part with the model."""
+
+    trueup_site = True
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.part(x)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_what_a_unit_calls_is_no_site_even_in_a_part_that_it_shares(watched):
+    part = Rectified()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), part, Unit(part)).eval()
+    traced = trace(model)
+    found = examine(traced.watched(Sites(traced=False)), Inputs((images(2),))) if watched else traced
+    assert names(found.sites) == ["1.relu", "2"]
+
+
 @pytest.mark.parametrize("name", architectures.ALL)
 @RULES
 def test_watching_a_model_that_can_be_traced_gives_the_same(name, rule):

@@ -57,6 +57,12 @@ def test_of_one_stream_the_later_test_counts_once():
     assert both.since.timestamp() == 3.0
 
 
+def test_of_several_alarms_the_drift_that_began_first_counts():
+    late = Drift(10, 0.0, 12.0, 0.001, Alarm(at=30.0, since=2.0, image=9))  # noticed later, but it began earlier
+    both = window(streams={"x": Drift(10, 0.0, 12.0, 0.001, Alarm(at=20.0, since=8.0, image=5)), "y": late})
+    assert both.since.timestamp() == 2.0
+
+
 def test_of_several_streams_the_largest_e_value_counts_for_its_share():
     enough = -math.log(0.001)
     alone = window(streams={"x": drift(10, enough + 0.5, since=3.0)})

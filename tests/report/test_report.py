@@ -113,6 +113,15 @@ def test_images_that_deviate_only_deep_in_the_network_get_no_good_word(calibrate
     assert "No difference" not in page.text
 
 
+def test_images_that_are_not_finite_count_as_deviating(calibrated):
+    model, targets = calibrated
+    found = find(model, targets, images(60, seed=8), rule=RULE)
+    (seen,) = found.sets
+    spoilt = torch.where(torch.arange(60)[:, None] < 54, torch.nan, 0.0).expand_as(seen.evidence)
+    page = Text(page_of(replace(found, sets=[replace(seen, evidence=spoilt)])))
+    assert f"deviate from those of calibration at {len(seen.norms)} of {len(seen.norms)} norms" in page.text
+
+
 def test_two_sets_are_compared(calibrated):
     model, targets = calibrated
     found = find(model, targets, noisy(), against=[images(20, seed=8)], names=("today", "yesterday"), rule=RULE)

@@ -149,6 +149,22 @@ def test_statistics_of_the_chosen_rule_that_cannot_be_right_are_refused(saved, v
         trueup.Targets.load(saved)
 
 
+def test_a_sum_with_a_small_file_keeps_the_first_single_images_without_gaps(tmp_path):
+    """Images are kept in the order of their names. Behind the first that the small file lacks, none can be kept."""
+    model = make("compact")
+    some, others = (trueup.calibrate(model, images(120, seed=k).split(60), decide=False) for k in (1, 2))
+    some.save(tmp_path / "small", small=True)
+    whole = some + others
+    with pytest.warns(UserWarning, match="small=False"):
+        less = trueup.Targets.load(tmp_path / "small") + others
+    lost = set(some.sampled[84:].tolist())
+    first = next(k for k, name in enumerate(whole.sampled.tolist()) if name in lost)
+    for name, norm in less.norms.items():
+        wanted = whole.norms[name].sample
+        assert len(norm.sample) == first
+        assert (norm.sample - wanted[:first]).abs().max() < 0.01 * wanted.abs().max()
+
+
 def test_large_files_are_small_by_default(tmp_path, monkeypatch):
     targets = trueup.calibrate(make("resnet"), images(240).split(60), decide=False)
     for limit, name in ((10**9, "whole"), (10**5, "reduced")):

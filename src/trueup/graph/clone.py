@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 # Methods that torch and this library call on every part of a model, and on the model itself.
 _CALLED_ON_PARTS = ("children", "named_children", "named_modules", "state_dict", "train")
 _CALLED_ON_MODEL = ("buffers", "eval", "get_submodule", "named_buffers", "named_parameters", "parameters")

@@ -74,7 +74,7 @@ def _writes_outside(model: nn.Module, node: fx.Node) -> bool:
     """Whether a node writes into memory that exists before the graph runs."""
     if "out" in node.kwargs:
         return True
-    if not is_in_place(model, node) and node.target is not operator.setitem:
+    if not is_in_place(model, node):
         return False
     while node.all_input_nodes:
         node = node.all_input_nodes[0]

@@ -117,8 +117,8 @@ def _limits(values: Sequence[float], *, log: bool, top: float | None) -> tuple[f
 def _ticks(low: float, high: float, *, log: bool) -> list[float]:
     """Round numbers between the limits: about five.
 
-    >>> _ticks(0, 1, log=False), _ticks(0.5, 30, log=True)
-    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.5, 1, 2, 5, 10, 20])
+    >>> _ticks(0, 1, log=False), _ticks(0.5, 30, log=True), _ticks(0.5, 3000, log=True)
+    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.5, 1, 2, 5, 10, 20], [1, 10, 100, 1000])
     """
     if log:
         found = [m * 10.0**e for e in range(-6, 10) for m in (1, 2, 5) if low <= m * 10.0**e <= high]

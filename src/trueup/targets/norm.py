@@ -98,8 +98,6 @@ class NormTarget:
 
     def settle(self, rule: Evidence) -> NormTarget:
         """Store what `rule` needs, computed from all sampled images, so that most of them can be dropped."""
-        if self.settled is not None:  # computed from images that were dropped
-            return self
         return replace(self, settled=self.reference(rule)[:3], settled_for=rule)
 
     def mean_evidence(self, a: Tensor) -> Tensor:
