@@ -90,6 +90,17 @@ def test_sites_are_those_of_a_trace():
     assert sorted(names(trueup.sites(model))) == sorted(n for n in NAMES if "gelu" not in n and "#" not in n)
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_callers_images_hold_what_an_activation_in_place_made_of_them(watched):
+    """The corrected values, if the activation is corrected: the output and its memory agree, as in the model."""
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten()).eval()
+    traced = trace(model)
+    found = examine(traced.watched(Sites(traced=False)), Inputs((images(2),))) if watched else traced
+    robust, x = Instrumented(found, lambda _: nn.Softplus()), images(2)
+    assert robust(x).equal(F.softplus(F.relu(images(2))).flatten(1))
+    assert x.flatten(1).equal(robust(images(2)))
+
+
 class Rectified(nn.Module):
     """Calls a function."""
 
