@@ -85,9 +85,10 @@ def check_model_kind(model: object) -> None:
 
 def _check_names(model: nn.Module) -> None:
     """Raise TypeError if an attribute of a module hides one of the methods by which torch walks through a model."""
-    parts, methods = [("the model", model)], (*_CALLED_ON_PARTS, *_CALLED_ON_MODEL)
+    parts = [("the model", model)]
     while parts:
         name, module = parts.pop()
+        methods = _CALLED_ON_PARTS if module is not model else (*_CALLED_ON_PARTS, *_CALLED_ON_MODEL)
         hidden = [method for method in methods if method in (own := vars(module)) and not callable(own[method])]
         if hidden:
             raise TypeError(
@@ -96,7 +97,6 @@ def _check_names(model: nn.Module) -> None:
             )
         prefix = "" if module is model else f"{name}."
         parts += [(f"{prefix}{key}", part) for key, part in module._modules.items() if part is not None]
-        methods = _CALLED_ON_PARTS
 
 
 def device_of(model: nn.Module) -> torch.device | None:
