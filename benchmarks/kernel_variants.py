@@ -1,61 +1,79 @@
-"""What each way of dividing the kernels of `Evidence` gains on a GPU: the networks with it, over those without it.
+"""Measure what each variant of the Triton kernels gains: corrected networks without it, over the same networks with it.
 
     python benchmarks/kernel_variants.py --out variants.csv --limit 150
 
-Each variant is switched off in a process of its own, which times the corrected networks beside the models. All of them
-compile at the same time and then take turns, so that each is timed alone. If no row's ratio rises by 5 % without a
-variant, it should go.
+Each variant is switched off in a process of its own, which times corrected networks beside the models. All processes
+compile at the same time and then take turns, so that each is timed alone. The first and the last one change nothing:
+their difference is the noise. A variant that gains less than 5 % on every row should go.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import trueup
 from trueup_lab.performance.cases import BY_NAME
 from trueup_lab.performance.networks import EVIDENCE, Network
 
-NAMES = ("ResNet-50", "MobileNetV2", "ViT-S/16")
-WITHOUT: dict[str, tuple[str, Callable[[Any], Any]]] = {  # attribute of `trueup.kernels.cuda.maps`, and its new value
-    "nothing": ("CACHE_LINE", lambda value: value),
-    "early start": ("starts_early", lambda _: lambda *_: False),
-    "halvings": ("MAX_HALVINGS", lambda _: 0),
-    "fewer rows written": ("ROWS_WRITTEN", lambda _: 1 << 20),
-    "one kernel for small maps": ("WHOLE_ROWS", lambda _: 0),
+EVERY, PAPER = "evidence, no gate", "correction"
+RULES = {EVERY: EVIDENCE[EVERY], PAPER: trueup.Correction(0.5, 0.5)}
+NETWORKS = {EVERY: ("ResNet-50", "MobileNetV2", "ViT-S/16"), PAPER: ("ResNet-50",)}
+# The rule whose kernels have the variant, their module, and the constants without it.
+WITHOUT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "nothing": (EVERY, "maps", {}),
+    "early start": (EVERY, "maps", {"starts_early": lambda *_: False}),
+    "halvings": (EVERY, "maps", {"MAX_HALVINGS": 0}),
+    "fewer rows written": (EVERY, "maps", {"ROWS_WRITTEN": 1 << 20}),
+    "one kernel for small maps": (EVERY, "maps", {"WHOLE_ROWS": 0}),
+    "nothing again": (EVERY, "maps", {}),
+    "nothing of the paper's": (PAPER, "transport", {}),
+    "early start of the paper's": (PAPER, "transport", {"starts_early": lambda *_: False}),
+    "slices of tables": (PAPER, "transport", {"SLICES": {True: 4, False: 4}}),
+    "four ways of search": (PAPER, "transport", {"WAYS": 2}),
+    "limits on registers": (
+        PAPER,
+        "transport",
+        {"WHOLE_REGISTERS": None, "COUNT_REGISTERS": None, "MAP_REGISTERS": None},
+    ),
+    "one kernel for short rows": (PAPER, "transport", {"WHOLE": 0}),
+    "nothing of the paper's again": (PAPER, "transport", {}),
 }
 
 
-def networks() -> Iterator[tuple[str, Network]]:
-    """The rows of the table that the variants were made for."""
-    rules = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
-    for name in NAMES:
+def networks(rule: str) -> Iterator[tuple[str, Network]]:
+    """The rows of the table that the variants were made for: as CUDA graphs, so that the host does not count."""
+    for name in NETWORKS[rule]:
         architecture = BY_NAME[name]
-        options: dict[str, Any] = {"dtype": torch.bfloat16, "channels_last": architecture.convolutional, "rules": rules}
-        yield f"{name}, batch 1, CUDA graph", Network(architecture, 1, how="graph", **options)
-        yield f"{name}, batch 64, bfloat16, CUDA graph", Network(architecture, 64, how="graph", **options)
+        options: dict[str, Any] = {"channels_last": architecture.convolutional, "rules": {rule: RULES[rule]}}
+        for batch in (1, 64):
+            network = Network(architecture, batch, dtype=torch.bfloat16, how="graph", seconds=0.4, **options)
+            yield f"{name}, batch {batch}", network
 
 
-def measure_one(without: str, out: Path) -> None:
+def measure_one(without: str, out: Path, device: torch.device) -> None:
     """Switch one variant off, compile, wait for a line from outside, and write the ratios."""
-    from trueup.kernels.cuda import maps
-
-    attribute, change = WITHOUT[without]
-    setattr(maps, attribute, change(getattr(maps, attribute)))
-    device = torch.device("cuda")
-    for _, network in networks():
+    rule, module, constants = WITHOUT[without]
+    kernels = importlib.import_module(f"trueup.kernels.cuda.{module}")
+    for name, value in constants.items():
+        if not hasattr(kernels, name):
+            raise AttributeError(f"{kernels.__name__} has no {name}, which {without!r} changes")
+        setattr(kernels, name, value)
+    for _, network in networks(rule):
         network.prepare(device)
     print("ready", flush=True)
     sys.stdin.readline()
     with out.open("a", encoding="utf-8", newline="") as file:
-        for case, network in networks():
+        for case, network in networks(rule):
             for row in network.measure(device, case, 1.15):
                 values = [without, case, f"{1e6 * row.cost:.5g}", f"{1e6 * row.of:.5g}", f"{row.ratio:.4g}"]
                 csv.writer(file).writerow(values)
@@ -70,7 +88,7 @@ def main() -> None:
     parser.add_argument("--without", choices=WITHOUT, help="measure without this variant (used for the processes)")
     asked = parser.parse_args()
     if asked.without:
-        measure_one(asked.without, asked.out)
+        measure_one(asked.without, asked.out, torch.device("cuda"))
         return
     asked.out.write_text("without,case,microseconds,uncorrected,ratio\n", encoding="utf-8")
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

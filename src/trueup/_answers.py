@@ -1,4 +1,4 @@
-"""The answer in a model's output, and comparisons of two outputs: agreement of answers, and movement of scores."""
+"""The answer in a model's output, and comparisons of two outputs: agreement of answers, movement of scores and odds."""
 
 from __future__ import annotations
 
@@ -55,6 +55,22 @@ def relative_change(before: Any, after: Any) -> Tensor:
     moved = torch.stack([_square(b - a) for a, b in both]).sum(dim=0)
     share = (moved / size.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
     return torch.nan_to_num(share, nan=1.0, posinf=1.0)
+
+
+def divergence(before: Any, after: Any) -> Tensor:
+    """Mean Kullback-Leibler divergence `(batch,)` between the class probabilities of two outputs, differentiable.
+
+    Takes the scores that `most_likely` takes, and averages over pixels.
+
+    >>> divergence(torch.tensor([[2.0, 0.0]]), torch.tensor([[2.0, 0.0]]))
+    tensor([0.])
+    """
+    wanted, found = (
+        next(leaf for leaf in tensors_in(output) if _are_scores(leaf)).float().log_softmax(1)
+        for output in (before, after)
+    )
+    each = (wanted.exp() * (wanted - found)).sum(dim=1)  # (batch, ...)
+    return each.reshape(len(each), -1).mean(dim=1)
 
 
 def _square(scores: Tensor) -> Tensor:

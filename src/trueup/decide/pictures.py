@@ -91,7 +91,7 @@ def scales_of(batches: Sequence[Inputs], device: torch.device | None) -> Scales:
     return {place: Scale(*(part.to(device) for part in scale)) for place, scale in kept.items()}
 
 
-def perturb_all(inputs: Inputs, name: str, scales: Scales, *, numbers: Tensor, level: float) -> Inputs:
+def perturb_all(inputs: Inputs, name: str, scales: Scales, *, numbers: Tensor, level: float, seed: int = 0) -> Inputs:
     """Apply one perturbation to all pictures of a batch. Each picture of an image has a draw of its own."""
     order = {place: k for k, place in enumerate(sorted(scales))}
 
@@ -99,7 +99,7 @@ def perturb_all(inputs: Inputs, name: str, scales: Scales, *, numbers: Tensor, l
         if place not in scales:
             return value
         images = _as_images(value)
-        made = perturb(images, name, scales[place], numbers=numbers, level=level, seed=order[place])
+        made = perturb(images, name, scales[place], numbers=numbers, level=level, seed=seed * len(order) + order[place])
         return _as_before(made, value)
 
     return _change(inputs, change)

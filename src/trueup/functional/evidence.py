@@ -29,6 +29,7 @@ __all__ = [
     "coefficients",
     "kappa_of",
     "local_mean",
+    "local_mean_adjoint",
     "mix",
     "moments",
     "nuisance_share",
@@ -249,6 +250,11 @@ def local_mean(maps: Tensor) -> Tensor:
     tensor([[0., 2., 2., 3.]])
     """
     return _local_sum(maps) / _local_sum(maps.new_ones(maps.shape[-2:]))
+
+
+def local_mean_adjoint(maps: Tensor) -> Tensor:
+    """Adjoint of `local_mean`: the gradient with respect to its argument, given that with respect to its result."""
+    return _local_sum(maps / _local_sum(maps.new_ones(maps.shape[-2:])))
 
 
 def _local_sum(maps: Tensor) -> Tensor:

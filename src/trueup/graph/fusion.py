@@ -94,7 +94,10 @@ def batch_norm_of(module: nn.Module) -> BatchNorm | None:
     if type(module) not in _BATCH_NORMS:  # a subclass may do more
         return None
     assert isinstance(module, _BATCH_NORMS)
-    mean, variance, weight, bias = module.running_mean, module.running_var, module.weight, module.bias
+    # Not as attributes: torch looks each of them up in 0.7 microseconds, at every site of every forward pass.
+    buffers, parameters = module._buffers, module._parameters
+    mean, variance = buffers.get("running_mean"), buffers.get("running_var")
+    weight, bias = parameters.get("weight"), parameters.get("bias")
     if module.training or not _is_plain(module) or mean is None or variance is None or weight is None or bias is None:
         return None
     return BatchNorm(mean, variance, weight, bias, module.eps)
@@ -118,7 +121,8 @@ def _is_batch_norm(root: nn.Module, node: fx.Node) -> bool:
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether a module has no hooks and no `forward` set on the object."""
-    return "forward" not in module.__dict__ and not any([getattr(module, hooks) for hooks in HOOKS])  # noqa: C419  # faster
+    own = module.__dict__
+    return "forward" not in own and not any([own.get(hooks) for hooks in HOOKS])  # noqa: C419  # faster
 
 
 def _only_user(node: fx.Node, readers: Collection[fx.Node] = ()) -> fx.Node | None:

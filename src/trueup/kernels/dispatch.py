@@ -76,7 +76,7 @@ def realign(
         out = portable.realign(a, constants(), gate, channels=channels, may_close=may_close)
         out = out if residual is None else add(out, residual, order)
         return plain.add_and_relu(out, None, relu, ceiling)
-    if direct and a.is_cuda and _has_compiled_maps(a):
+    if direct and a.is_cuda and _COMPILED["cuda"] and a.dtype in _COMPILED_DTYPES and a.dim() > 2:
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
             with _current_device(a):
@@ -287,7 +287,7 @@ def _backend(device: str) -> ModuleType:
 
 def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Make the device of `x` the current one: Triton launches there."""
-    if not x.is_cuda or torch.cuda.current_device() == x.get_device():
+    if not x.is_cuda or torch._C._cuda_getDevice() == x.get_device():  # `torch.cuda.current_device` checks much first
         return _NOTHING
     return torch.cuda.device(x.get_device())
 

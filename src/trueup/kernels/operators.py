@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.functional import evidence
+from trueup.functional.gradient import realign_gradients
 
 library = torch.library.Library("trueup", "DEF")  # type: ignore[no-untyped-call]
 
@@ -80,18 +80,18 @@ def _save_for_realign(
     ctx.save_for_backward(x, reference, gate, output if relu else None)
 
 
-def _realign_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, Tensor | None, None, None]:
-    """Differentiate `evidence.realign` by computing it again; the gate is a constant."""
+def _realign_backward(
+    ctx: Any, gradient: Tensor
+) -> tuple[Tensor | None, Tensor | None, None, Tensor | None, None, None]:
+    """Differentiate `evidence.realign`; the gate is a constant."""
     x, reference, gate, output = ctx.saved_tensors
     if output is not None:
         passes_nothing = output <= 0 if ctx.ceiling is None else (output <= 0) | (output >= ctx.ceiling)
         gradient = torch.where(passes_nothing, 0, gradient)
-    found = None
-    if ctx.needs_input_grad[0]:
-        with torch.enable_grad():
-            again = x.detach().requires_grad_()
-            (found,) = torch.autograd.grad(evidence.realign(again, reference, gate), again, gradient)
-    return found, None, None, gradient if ctx.needs_input_grad[3] else None, None, None
+    to_x, to_reference = None, None
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+        to_x, to_reference = realign_gradients(x, reference, gate, gradient)
+    return to_x, to_reference, None, gradient if ctx.needs_input_grad[3] else None, None, None
 
 
 for _name in ("transport", "transport_after_norm", "realign", "realign_after_norm"):

@@ -52,6 +52,8 @@ class Evidence:
 
     nuisance: weigh the evidence of each channel by how much of its variation is about how a picture was taken, as
         calibration measured it on perturbed images.
+    tuned: weigh the evidence of each channel as calibration learned it: so that the corrected model says of perturbed
+        images what the model says of the clean ones. Needs `bands`, and replaces `nuisance`.
 
     The remaining fields are constants that ablations vary: `counts`, the weights of the evidence of a mean, of a low
     band's (or a whole map's) deviation and of a high band's; `ramp`, the 20 above; `before_gate`, the gate value at
@@ -72,6 +74,7 @@ class Evidence:
     bands: bool = True
     depth: float = 14 / 15
     nuisance: bool = False
+    tuned: bool = False
     counts: tuple[float, float, float] = (0.25, 0.5, 1.0)
     ramp: float = 20.0
     before_gate: float = 0.5
@@ -82,9 +85,13 @@ class Evidence:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"Evidence({name}={value!r}): {meaning} lies between 0 and 1; {advice}")
-        for name in ("bands", "nuisance"):
+        for name in ("bands", "nuisance", "tuned"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Evidence({name}={getattr(self, name)!r}): expected True or False")
+        if self.tuned and (self.nuisance or not self.bands):
+            raise ValueError(
+                "Evidence(tuned=True): the learned weights are for bands=True, and take the place of nuisance=True"
+            )
         if len(self.counts) != 3 or not all(0 < count < math.inf for count in self.counts):
             raise ValueError(f"Evidence(counts={self.counts!r}): expected three positive weights")
         if not (1 < self.ramp < math.inf and 0 < self.floor <= 1):

@@ -12,7 +12,7 @@ from trueup.rules import Evidence
 LEFT_ALONE = Evidence(strength=0.0, base=0.0)
 """The rule that leaves a model as it is."""
 
-MAX_MOVED = 0.08
+MAX_MOVED = 0.06
 """How far the scores of clean images may move on average, relative to their size. A model is sure of its training
 images, so their answers hardly change; their scores move about as far as those of unseen images."""
 
@@ -68,12 +68,13 @@ class Decision:
 
     The choice is the setting with the largest gain among those that change at most `max_changed` of the clean answers
     and move clean scores by at most `MAX_MOVED`. If none of them gains, the model is left as it is. Without `trials`,
-    `note` says why nothing was tried.
+    `note` says why nothing was tried. Adding two pools the trials that both have.
     """
 
     trials: tuple[Trial, ...] = ()  # the first is the uncorrected model
     max_changed: float = 0.05
     note: str = ""
+    refused: int = 0  # settings that broke a limit on clean images, and were not tried further
 
     def __add__(self, other: Decision) -> Decision:
         """Pool the trials that both have. A decision without trials adds nothing."""
@@ -81,13 +82,16 @@ class Decision:
             return self if self.trials else other
         theirs = {trial.rule: trial for trial in other.trials}
         pooled = tuple(trial + theirs[trial.rule] for trial in self.trials if trial.rule in theirs)
-        return Decision(pooled, min(self.max_changed, other.max_changed))
+        return Decision(pooled, min(self.max_changed, other.max_changed), refused=max(self.refused, other.refused))
+
+    def allows(self, trial: Trial) -> bool:
+        """Whether a trial kept both limits on clean images."""
+        return not trial.rule.changes or (trial.share_changed <= self.max_changed and trial.mean_moved <= MAX_MOVED)
 
     @property
     def chosen(self) -> Trial | None:
         """Trial of the chosen setting; None if the model is left as it is."""
-        changing = [trial for trial in self.trials if trial.rule.changes]
-        allowed = [t for t in changing if t.share_changed <= self.max_changed and t.mean_moved <= MAX_MOVED]
+        allowed = [trial for trial in self.trials if trial.rule.changes and self.allows(trial)]
         best = max(allowed, key=lambda trial: trial.mean_gain, default=None)
         return best if best is not None and best.mean_gain > 0 else None
 
@@ -96,13 +100,17 @@ class Decision:
         """The chosen rule."""
         return self.chosen.rule if self.chosen else LEFT_ALONE
 
+    @property
+    def _settings(self) -> int:
+        return len(self.trials) - 1 + self.refused
+
     def __str__(self) -> str:
         if not self.trials:
             return f"The model is left as it is: {self.note}."
         before, images = self.trials[0], self.trials[0].images
         if (best := self.chosen) is None:
             return (
-                f"The model is left as it is: none of {len(self.trials) - 1} settings, tried on {images} images, keeps "
+                f"The model is left as it is: none of {self._settings} settings, tried on {images} images, keeps "
                 f"more answers under perturbation while changing at most {self.max_changed:.1%} of the clean ones and "
                 f"moving clean scores by at most {MAX_MOVED:.0%}."
             )
@@ -110,7 +118,7 @@ class Decision:
         return "\n".join(
             [
                 f"{best.rule}",
-                f"  chosen among {len(self.trials) - 1} settings on {images} images and perturbed copies of them",
+                f"  chosen among {self._settings} settings on {images} images and perturbed copies of them",
                 f"  clean answers that change: {best.share_changed:.1%} (allowed: {self.max_changed:.1%})",
                 f"  clean scores move by {best.mean_moved:.1%} (allowed: {MAX_MOVED:.0%})",
                 f"  answers kept under mild perturbation: {kept[0]}",
@@ -128,12 +136,14 @@ class Decision:
         """Read what `to_json` wrote."""
         values = json.loads(text)
         trials = tuple(_trial(trial) for trial in values["trials"])
-        max_changed, note = values["max_changed"], values["note"]
+        max_changed, note, refused = values["max_changed"], values["note"], values.get("refused", 0)
         if trials and (trials[0].rule != LEFT_ALONE or len({(t.images, len(t.kept)) for t in trials}) > 1):
             raise ValueError("the trials of the decision do not belong together")
         if not isinstance(note, str) or not 0 < max_changed <= 1:
             raise ValueError(f"the decision has max_changed={max_changed!r} and note={note!r}")
-        return cls(trials, float(max_changed), note)
+        if type(refused) is not int or not 0 <= refused < 1 << 53:
+            raise ValueError(f"the decision refused {refused!r} settings")
+        return cls(trials, float(max_changed), note, refused)
 
 
 def _trial(values: dict[str, object]) -> Trial:

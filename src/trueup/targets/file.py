@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from trueup.targets.values import Targets
 
 FORMAT = "trueup-targets"
-VERSION = 5
-"""Version of the file format; newer files are refused. 1 had no norms, 2 no gate, 3 no checksum, 4 no small files."""
+VERSION = 6
+"""Version of the file format; newer files are refused. 1 had no norms, 2 no gate, 3 no checksum, 4 no small files, 5 no
+learned weights."""
 
 _GROUPS = {"activations": "", "norms": "", "gate": "gate_"}  # each with a prefix of its tensors' names
 _FORMER_NAMES = {"activations": "sites", "norms": "channels", "gate": "gate"}  # up to version 3
@@ -41,8 +42,10 @@ def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tens
     rule = targets.rule if targets.rule is not None and targets.rule.changes else None
     most = {"gate": small.GATE_SAMPLE} if rule is None or not rule.gated else {}  # a gate that is used stays whole
     tensors: dict[str, Tensor] = {"sampled": targets.sampled[: most.get("gate") if reduced else None]}
-    settled = any(norm.settled is not None for norm in targets.norms.values())
-    version = VERSION if reduced or settled else 4  # older versions of this library can read it
+    tuned, settled = (
+        any(getattr(norm, part) is not None for norm in targets.norms.values()) for part in ("weights", "settled")
+    )
+    version = 6 if tuned else 5 if reduced or settled else 4  # the lowest, which older versions of this library read
     metadata = {"format": FORMAT, "version": str(version), "fingerprint": targets.fingerprint.to_json()}
     if targets.decision is not None:
         metadata["decision"] = targets.decision.to_json()
@@ -184,8 +187,13 @@ def _targets(
                     raise ValueError(f"the drift of site {name!r} has shape {tuple(drift.shape)} of {drifted!r} images")
             elif type(drifted) is not int or drifted != 0 or record.get("drift") is not None:
                 raise ValueError(f"site {name!r} has no drift, but counts {drifted!r} images for it")
+            weights = tensors.get(f"{prefix}weights")
+            if weights is not None:
+                _check(name, weights, torch.float32, 2)
+                if bool((weights <= 0).any()):
+                    raise ValueError(f"the learned weights of site {name!r} are not all positive")
             known = None if settled is None else rule
-            yield name, NormTarget(shape, total, images, sample, drift, drifted, settled, known)
+            yield name, NormTarget(shape, total, images, sample, drift, drifted, weights, settled, known)
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +32,7 @@ class NormTarget:
     sample: Tensor  # (sampled images, k, channels) float16: moments with deviations in place of variances
     drift: Tensor | None = None  # (2 or 4, channels) float64: summed squared drift of each statistic under perturbation
     drifted: int = 0  # perturbed images that were summed
+    weights: Tensor | None = None  # (2 or 3, channels) float32: learned weight of each statistic's evidence
     # In small files: centre, spread and κ of one rule, computed before most images were dropped (3, 2 or 3, channels)
     settled: Tensor | None = None
     settled_for: Evidence | None = None
@@ -40,11 +42,16 @@ class NormTarget:
         if not fit or len(self.total) not in (2, 4, 5) or self.shape[:1] != self.total.shape[1:]:
             shapes = [tuple(t.shape) for t in (self.total, self.sample)]
             raise ValueError(f"the tensors of a norm target of shape {self.shape} do not fit together: shapes {shapes}")
+        if self.weights is not None and self.weights.shape not in [(k, *self.shape[:1]) for k in (2, 3)]:
+            raise ValueError(f"the learned weights of a norm target have shape {tuple(self.weights.shape)}")
         if self.settled is not None and self.settled.shape not in [(3, k, *self.shape[:1]) for k in (2, 3)]:
             raise ValueError(f"the settled statistics of a norm target have shape {tuple(self.settled.shape)}")
 
     def __add__(self, other: NormTarget) -> NormTarget:
-        """Sums of both; the caller merges the samples. Bands stay only if the maps of all images had them."""
+        """Sums of both; the caller merges the samples. Bands stay only if the maps of all images had them.
+
+        Learned weights are averaged, as logarithms, by the number of images.
+        """
         rows = min(len(self.total), len(other.total))
         drifts = [target.drift for target in (self, other) if target.drift is not None]
         return NormTarget(
@@ -54,6 +61,7 @@ class NormTarget:
             sample=self.sample[:, :rows],
             drift=sum((drift[:rows] for drift in drifts[1:]), drifts[0][:rows]) if drifts else None,
             drifted=self.drifted + other.drifted,
+            weights=mean_weights([(target.weights, target.images) for target in (self, other)]),
         )
 
     @property
@@ -73,17 +81,29 @@ class NormTarget:
             return torch.cat([self.settled, torch.stack([floor, always])])
         clean = self._statistics(rows, floor)
         shares = None
-        if rule.nuisance:
-            if self.drift is None:
+        if rule.tuned:
+            if self.weights is None or len(self.weights) != len(rows):
                 raise ValueError(
-                    f"{rule} needs to know how statistics drift under perturbation, and these targets do not hold it; "
-                    "calibrate again with trueup.calibrate(model, loader)"
+                    f"{rule} needs learned weights, and these targets hold none; calibrate again with "
+                    "trueup.calibrate(model, loader) on more images, or use nuisance=True"
                 )
-            spread = self._statistics(rows, self._floor(rows, NUISANCE_FLOOR))
-            shares = evidence.nuisance_share(self.drift[rows] / self.drifted, spread.var(dim=0, correction=0))
+            shares = self.weights.double()
+        elif rule.nuisance:
+            shares = self.nuisance_shares(rule)
         return evidence.reference_of(
             clean, floor, strength=rule.strength, base=rule.base, counts=rule.counts, shares=shares
         )
+
+    def nuisance_shares(self, rule: Evidence) -> Tensor:
+        """Weight of each statistic's evidence by its drift under perturbation `(2 or 3, channels)`."""
+        if self.drift is None:
+            raise ValueError(
+                f"{rule} needs to know how statistics drift under perturbation, and these targets do not hold it; "
+                "calibrate again with trueup.calibrate(model, loader)"
+            )
+        rows = self._rows(bands=rule.bands)
+        clean = self._statistics(rows, self._floor(rows, NUISANCE_FLOOR))
+        return evidence.nuisance_share(self.drift[rows] / self.drifted, clean.var(dim=0, correction=0))
 
     def drifting(self, a: Tensor) -> Tensor:
         """Statistics `(batch, 2 or 4, channels)` of activations `(batch, channels, ...)` whose drift is measured."""
@@ -93,8 +113,11 @@ class NormTarget:
 
     def to(self, device: torch.device | None) -> NormTarget:
         """The same target on another device."""
-        drift, settled = (None if part is None else part.to(device) for part in (self.drift, self.settled))
-        return replace(self, total=self.total.to(device), sample=self.sample.to(device), drift=drift, settled=settled)
+        drift, weights, settled = (
+            None if part is None else part.to(device) for part in (self.drift, self.weights, self.settled)
+        )
+        total, sample = self.total.to(device), self.sample.to(device)
+        return replace(self, total=total, sample=sample, drift=drift, weights=weights, settled=settled)
 
     def settle(self, rule: Evidence) -> NormTarget:
         """Store what `rule` needs, computed from all sampled images, so that most of them can be dropped."""
@@ -150,6 +173,21 @@ class NormTarget:
         """Statistics of the sampled images."""
         kept = self.sample[:, rows].double()
         return evidence.statistics(torch.cat([kept[:, :1], kept[:, 1:].square()], dim=1), floor)
+
+
+def mean_weights(parts: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
+    """Geometric mean of learned weights, each counted by its number of images; None if none are known or they differ.
+
+    >>> mean_weights([(torch.tensor([[1.0]]), 10), (torch.tensor([[4.0]]), 10), (None, 5)])
+    tensor([[2.]])
+    """
+    known = [(weights, images) for weights, images in parts if weights is not None]
+    if not known or len({weights.shape for weights, _ in known}) > 1:
+        return None
+    total = sum(images for _, images in known)
+    return (
+        torch.stack([weights.double().log() * (images / total) for weights, images in known]).sum(dim=0).exp().float()
+    )
 
 
 def condensed(moments: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from trueup_lab.data.images import NORMALISATION
 
 
 def test_the_whole_demonstration(call, tmp_path, monkeypatch):
-    monkeypatch.setattr("trueup.decide.search.IMAGES", 60)  # a fifth of the time
+    monkeypatch.setattr("trueup.decide.sample.IMAGES", 60)  # a fifth of the time
     run = call("demo", "--images", "12", "--out", tmp_path / "pictures")
     assert run.exit_code == 0, run.output
     for name in demo.CORRUPTIONS:

@@ -44,7 +44,7 @@ class Network:
 
     def measure(self, device: torch.device, case: str, reach: float) -> Iterator[TimingRow]:
         """Measure one row per rule and rival; the first rule has the `reach`."""
-        with _settings(self.threads, tf32=self.tf32):
+        with _threads(self.threads), precision(tf32=self.tf32):
             networks, x = self.make(device)
             works = {name: self._work(network, x) for name, network in networks.items()}
             times = side_by_side(works, device, seconds=self.seconds)
@@ -55,7 +55,7 @@ class Network:
 
     def prepare(self, device: torch.device) -> None:
         """Run each network once, which compiles what it needs."""
-        with _settings(self.threads, tf32=self.tf32):
+        with _threads(self.threads), precision(tf32=self.tf32):
             networks, x = self.make(device)
             for name in ("uncorrected", *self.rules):
                 replace(self, how="eager" if self.how == "graph" else self.how)._work(networks[name], x)()
@@ -102,14 +102,23 @@ def prepared(architecture: Architecture, device: torch.device) -> tuple[nn.Modul
 
 
 @contextlib.contextmanager
-def _settings(threads: int | None, *, tf32: bool) -> Iterator[None]:
-    before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_num_threads(threads or before[0])
+def precision(*, tf32: bool) -> Iterator[None]:
+    """Compute float32 convolutions and matrix products in TF32, or exactly."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         yield
     finally:
-        torch.set_num_threads(before[0])
-        torch.set_float32_matmul_precision(before[1])
-        torch.backends.cudnn.allow_tf32 = before[2]
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -37,11 +37,11 @@ def gate_values(
     for measured, floor in zip(moments, floors, strict=True):
         _, k, channels = measured.shape
         launch = _launch_scores(batch, k, channels, features, first, (measured.dtype, floor.dtype), measured.device)
-        launch(_ready(measured), _ready(floor), knots, tails, top, centre, scores, channels, features, first)
+        launch((_ready(measured), _ready(floor), knots, tails, top, centre, scores), channels, features, first)
         first += channels * (4 if k == 5 else 2)
     white = scores @ gate.whiten
     launch = _launch_values(batch, features, len(held), ramp * budget, ramp, least, out.device)
-    launch(white, held, out, features, len(held))
+    launch((white, held, out), features, len(held))
     return out
 
 

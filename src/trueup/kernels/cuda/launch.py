@@ -16,7 +16,8 @@ _START_EARLY = tl.constexpr("griddepcontrol.launch_dependents; griddepcontrol.wa
 class Launch:
     """A kernel with a fixed grid and constants, called only with arguments that need the same compiled code.
 
-    Triton would check that at every launch, which takes longer on the host than most layers take on a GPU.
+    Triton would check that at every launch, which takes longer on the host than most layers take on a GPU. It is called
+    with the tensors as a tuple, followed by the numbers.
     """
 
     def __init__(
@@ -26,13 +27,17 @@ class Launch:
         self.options = {"num_warps": num_warps, **options}
         self.run: Any = None
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, tensors: tuple[Tensor, ...], *numbers: float) -> None:
         if self.run is None:
-            self._compile_and_run(arguments)
-        else:
-            stream = torch._C._cuda_getCurrentRawStream(self.device)
-            # Without the hooks of Triton's own profiler; reading them takes as long as the launch.
-            self.run(*self.grid, stream, self.function, self.metadata, None, None, None, *arguments, *self.constants)
+            self._compile_and_run((*tensors, *numbers))
+            return
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        # Addresses, because Triton asks the driver about every tensor. And without the hooks of Triton's own profiler:
+        # reading them takes as long as the launch.
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        self.run(
+            *self.grid, stream, self.function, self.metadata, None, None, None, *addresses, *numbers, *self.constants
+        )
 
     def _compile_and_run(self, arguments: tuple[Any, ...]) -> None:
         compiled = self.kernel[self.grid](*arguments, *self.constants, **self.options)

@@ -141,10 +141,10 @@ def realign_maps(
     tensors = (reference, gates, aligned(residual) if residual is not None else x, out, mean, variance, weight, bias)
     if plan.split:
         sums = torch.empty(plan.sums, dtype=torch.float32, device=device)
-        plan.sum_segments(x, sums, *plan.sum_sizes)
-        plan.finish(x, sums, *tensors, *numbers, *plan.write_sizes)
+        plan.sum_segments((x, sums), *plan.sum_sizes)
+        plan.finish((x, sums, *tensors), *numbers, *plan.write_sizes)
     else:
-        plan.whole(x, *tensors, *numbers, *plan.whole_sizes)
+        plan.whole((x, *tensors), *numbers, *plan.whole_sizes)
     return True
 
 
@@ -166,10 +166,10 @@ def measure_maps(
         return None
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
-        plan.sum_segments(x, sums, *plan.sum_sizes)
-        plan.finish(sums, found, *plan.moment_sizes)
+        plan.sum_segments((x, sums), *plan.sum_sizes)
+        plan.finish((sums, found), *plan.moment_sizes)
     else:
-        plan.whole(x, found, *plan.whole_sizes)
+        plan.whole((x, found), *plan.whole_sizes)
     return found
 
 

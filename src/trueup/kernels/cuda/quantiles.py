@@ -57,11 +57,11 @@ def quantile_rows(rows: Tensor, levels: Tensor, *, parts: int | None = None, sha
     if not plan.shared:
         counts.zero_()
     if plan.parts == 1:
-        plan.whole(rows, levels, out, sums, counts, n, len(levels), plan.segments)
+        plan.whole((rows, levels, out, sums, counts), n, len(levels), plan.segments)
     else:
-        plan.find_ranges(rows, sums, n, plan.segments, plan.segments_per_part)
-        plan.count_parts(rows, sums, counts, n, plan.segments, plan.segments_per_part)
-        plan.quantiles_of_rows(levels, out, sums, counts, n, len(levels), plan.segments, plan.parts)
+        plan.find_ranges((rows, sums), n, plan.segments, plan.segments_per_part)
+        plan.count_parts((rows, sums, counts), n, plan.segments, plan.segments_per_part)
+        plan.quantiles_of_rows((levels, out, sums, counts), n, len(levels), plan.segments, plan.parts)
     return out
 
 

@@ -36,6 +36,7 @@ WHOLE = 131072  # longest row that one program corrects
 PARTS = 32  # most parts of a row: their counts have to be added
 PROGRAMS_PER_PROCESSOR = 8
 SLICES = {True: 16, False: 4}  # programs that make a row's table: if there are few rows, and otherwise
+WAYS = 4  # of each step of the search in a target's levels, if several programs make a row's table
 # Most registers per thread: fewer allow more threads, more allow a thread more loads in flight.
 WHOLE_REGISTERS, COUNT_REGISTERS, MAP_REGISTERS = 96, 64, 48
 
@@ -80,13 +81,13 @@ def transport_rows(
         table = x.new_empty(rows * plan.bins, dtype=torch.float32)
     if not plan.shared:
         counts.zero_()
-    inputs = (x, added, *norm_tensors, epsilon, curve)
+    inputs = (x, added, *norm_tensors, curve)
     if plan.parts == 1:
-        plan.transport_whole(*inputs, out, sums, counts, table, n, m, plan.segments, step)
+        plan.transport_whole((*inputs, out, sums, counts, table), epsilon, n, m, plan.segments, step)
     else:
-        plan.count_parts(*inputs, sums, counts, n, m, plan.segments, plan.segments_per_part)
-        plan.make_tables(curve, sums, counts, table, n, m, plan.segments, plan.parts, step)
-        plan.map_parts(*inputs, out, table, n, m, plan.segments, plan.segments_per_part)
+        plan.count_parts((*inputs, sums, counts), epsilon, n, m, plan.segments, plan.segments_per_part)
+        plan.make_tables((curve, sums, counts, table), n, m, plan.segments, plan.parts, step)
+        plan.map_parts((*inputs, out, table), epsilon, n, m, plan.segments, plan.segments_per_part)
     return out
 
 
@@ -148,7 +149,7 @@ def _plan(
         Launch(
             _make_tables,
             (slices, rows, 1),
-            (relu, bins, bins // slices, SEGMENT, early, *rule, 4, -(-bits // 2)),
+            (relu, bins, bins // slices, SEGMENT, early, *rule, WAYS, -(-bits // (WAYS.bit_length() - 1))),
             **options,
         ),
         Launch(_map_parts, (parts, rows, 1), passes, maxnreg=MAP_REGISTERS, **options),
@@ -157,8 +158,8 @@ def _plan(
 
 @triton.jit
 def _transport_whole(
-    x, residual, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    curve, out, sums, counts, table, n, m, segments, step,
+    x, residual, norm_mean, norm_variance, norm_weight, norm_bias,
+    curve, out, sums, counts, table, epsilon, n, m, segments, step,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
     CHANNELS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
     KEEP: tl.constexpr, SPARSE: tl.constexpr, SEGMENTS: tl.constexpr, WAYS: tl.constexpr, SEARCH: tl.constexpr,
@@ -189,8 +190,8 @@ def _transport_whole(
 
 @triton.jit
 def _count_parts(
-    x, residual, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    curve, sums, counts, n, m, segments, segments_per_part,
+    x, residual, norm_mean, norm_variance, norm_weight, norm_bias,
+    curve, sums, counts, epsilon, n, m, segments, segments_per_part,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
     CHANNELS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -235,8 +236,8 @@ def _make_tables(
 
 @triton.jit
 def _map_parts(
-    x, residual, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    curve, out, table, n, m, segments, segments_per_part,
+    x, residual, norm_mean, norm_variance, norm_weight, norm_bias,
+    curve, out, table, epsilon, n, m, segments, segments_per_part,
     RELU: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr,
     CHANNELS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip

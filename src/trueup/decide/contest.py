@@ -1,0 +1,152 @@
+"""The contest of settings: on clean images, then, for those within the limits, on perturbed copies of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueup._answers import Answer, agreement, relative_change
+from trueup._correct import build
+from trueup.decide.perturb import PERTURBATIONS
+from trueup.decide.pictures import Scales, perturb_all
+from trueup.graph import Inputs, Select, Trace, device_of
+from trueup.rules import Evidence
+from trueup.targets import Targets, Trial
+from trueup.targets.decision import LEFT_ALONE
+
+WEIGHTS = (0.2, 0.4, 0.4)  # of a clean, a mildly and a strongly perturbed image in an image's value
+PER_IMAGE = 3  # perturbations of each level that an image gets, in turn
+
+
+class Contest:
+    """The model as it is, and every candidate, on this rank's images.
+
+    First on clean ones: who breaks a limit there cannot be chosen, and need not meet the perturbed ones.
+    """
+
+    def __init__(
+        self,
+        traced: Trace,
+        targets: Targets,
+        batches: list[tuple[Tensor, Inputs]],
+        own: list[Tensor],
+        scales: Scales,
+        levels: tuple[float, float],
+        candidates: list[Evidence],
+        answer: Answer,
+        select: Select | None,
+        progress: Progress,
+    ) -> None:
+        self._batches, self._own, self._scales, self._levels = batches, own, scales, levels
+        self._answer, self._progress, self._device = answer, progress, device_of(traced.model)
+        there = replace(targets, norms={name: norm.to(self._device) for name, norm in targets.norms.items()})
+        self._rules: list[Evidence] = [LEFT_ALONE, *candidates]
+        self._networks: list[nn.Module] = [traced.model]
+        self._networks += [build(traced, there, rule, select) for rule in candidates if batches]
+        self._images = sum(len(numbers) for numbers, _ in batches)
+        self._kept = torch.zeros(len(self._rules), 1 + len(levels), self._images, dtype=torch.float64)
+        self._moved = torch.zeros(len(self._rules), dtype=torch.float64)
+
+    def meet_clean_images(self) -> None:
+        """Count the answers that each keeps on clean images, and how far it moves scores."""
+        for (numbers, batch), said in zip(self._batches, self._own, strict=True):
+            outputs = self._meet(batch.to(self._device), said, numbers, 0, 1.0)
+            uncorrected = next(outputs)
+            for k, output in enumerate(outputs, start=1):
+                self._moved[k] += relative_change(uncorrected, output).sum()
+
+    def keep(self, which: Sequence[bool]) -> None:
+        """Go on with some; the first is the model as it is."""
+        if not self._batches:
+            return
+        self._rules = list(itertools.compress(self._rules, which))
+        self._networks = list(itertools.compress(self._networks, which))
+        self._kept, self._moved = self._kept[torch.tensor(which)], self._moved[torch.tensor(which)]
+
+    def meet_perturbed_images(self) -> None:
+        """Count the answers that each keeps on perturbed copies."""
+        for (numbers, batch), said in zip(self._batches, self._own, strict=True):
+            for level, inputs, rows in perturbed_copies(batch.to(self._device), numbers, self._scales, self._levels):
+                for _ in self._meet(inputs, said[rows.to(said.device)], numbers[rows], level, 1 / PER_IMAGE):
+                    pass
+
+    def trials(self) -> tuple[Trial, ...]:
+        """What was counted so far; empty without images."""
+        if not self._batches:
+            return ()
+        values = (torch.tensor(WEIGHTS, dtype=torch.float64)[:, None] * self._kept).sum(dim=1)
+        gains = values - values[0]
+        return tuple(
+            Trial(
+                rule,
+                images=self._images,
+                changed=_changed(rule, 1 - self._kept[k, 0]),
+                kept=tuple(self._kept[k, 1:].sum(dim=1).tolist()),
+                gain=float(gains[k].sum()),
+                gain_square=float(gains[k].square().sum()),
+                moved=float(self._moved[k]),
+            )
+            for k, rule in enumerate(self._rules)
+        )
+
+    def _meet(self, inputs: Inputs, said: Tensor, numbers: Tensor, level: int, weight: float) -> Iterator[Any]:
+        """Yield the output of each, and count the answers that are what the model said of the clean images."""
+        for k, network in enumerate(self._networks):
+            now, output = answer_of(network, inputs.to(None, copy=True), self._answer)
+            self._kept[k, level].index_add_(0, numbers, weight * agreement(now, said).cpu())
+            self._progress.add(len(inputs))
+            yield output
+
+
+def answer_of(network: nn.Module, inputs: Inputs, answer: Answer) -> tuple[Tensor, Any]:
+    """A network's answers and its whole output."""
+    with torch.inference_mode():
+        output = network(*inputs.args, **inputs.kwargs)
+        said = answer(output)
+    if not isinstance(said, Tensor) or said.dim() == 0 or len(said) != len(inputs) or said.is_floating_point():
+        what = f"{said.dtype} of shape {tuple(said.shape)}" if isinstance(said, Tensor) else type(said).__name__
+        raise TypeError(
+            f"answer= returned {what} for {len(inputs)} images; expected a tensor (batch, ...) of classes or other "
+            "whole numbers, which are compared for equality"
+        )
+    return said, output
+
+
+def perturbed_copies(
+    batch: Inputs, numbers: Tensor, scales: Scales, levels: tuple[float, ...]
+) -> Iterator[tuple[int, Inputs, Tensor]]:
+    """Yield perturbed copies of a batch: number of the level, from 1 on; inputs; rows of the batch."""
+    names = list(PERTURBATIONS)
+    for number, level in enumerate(levels, start=1):
+        for k, name in enumerate(names):
+            rows = torch.nonzero((numbers + k) % len(names) < PER_IMAGE).flatten()
+            if len(rows):
+                yield number, perturb_all(batch.take(rows), name, scales, numbers=numbers[rows], level=level), rows
+
+
+def _changed(rule: Evidence, lost: Tensor) -> float:
+    """Clean answers that a rule changes. A gate was fitted to every other image, so only the rest can count for it."""
+    if rule.gated and len(lost) > 1:
+        return float(lost[1::2].mean() * len(lost))
+    return float(lost.sum())
+
+
+class Progress:
+    """Passes done and to be done, in images. Some may turn out not to be needed."""
+
+    def __init__(self, report: Callable[[int, int], None], total: int) -> None:
+        self._report, self._done, self._total = report, 0, total
+
+    def add(self, images: int) -> None:
+        """Report some more passes."""
+        self._done += images
+        self._report(min(self._done, self._total - 1), self._total)
+
+    def finish(self) -> None:
+        """Report that all is done."""
+        self._report(self._total, self._total)

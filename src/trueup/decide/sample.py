@@ -1,0 +1,82 @@
+"""Clean images that are kept for the decision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterator
+
+import torch
+from torch import Tensor
+
+from trueup.decide.pictures import kind_of, largest_image, reason_against, together
+from trueup.graph import Inputs
+
+IMAGES = 480  # kept at most: half of them tune, half of them try
+FEWEST = 50  # with fewer different images, nothing can be shown to be safe
+BYTES = 1 << 30  # of images kept, at most
+SMALLEST_BATCH = 16  # a loader of single images should not mean single forward passes
+
+
+class ImageSample:
+    """Clean images kept for the decision: those with the smallest hashes, so that no order or batch matters."""
+
+    def __init__(self) -> None:
+        self._most, self._hashes, self._images = IMAGES, torch.empty(0, dtype=torch.int64), list[Inputs]()
+        self._batch = SMALLEST_BATCH
+
+    def add(self, hashes: Tensor, batch: Tensor | Inputs) -> None:
+        """Keep images of a batch if their hashes `(batch,)` are small enough. Copies of an image are kept once."""
+        inputs = Inputs.of(batch)
+        self._batch = max(self._batch, len(inputs))
+        self._most = min(self._most, max(FEWEST, BYTES // max(1, largest_image(inputs))))
+        known = set(self._hashes.tolist())
+        largest = self._hashes[-1] if len(self._hashes) >= self._most else None
+        fresh = [
+            k for k, value in enumerate(hashes.tolist()) if value not in known and (largest is None or value < largest)
+        ]
+        both_hashes = torch.cat([self._hashes, hashes[fresh]])
+        # A copy: a view would keep the whole batch in memory.
+        both = [*self._images, *(inputs.part(k, k + 1).to(torch.device("cpu"), copy=True) for k in fresh)]
+        ordered, order = both_hashes.sort(stable=True)
+        distinct = torch.ones(len(ordered), dtype=torch.bool)
+        distinct[1:] = ordered[1:] != ordered[:-1]
+        chosen = order[distinct][: self._most].tolist()
+        self._hashes, self._images = both_hashes[chosen], [both[k] for k in chosen]
+        self.__dict__.pop("_kinds", None)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @property
+    def reason_against(self) -> str | None:
+        """The reason why the images cannot be perturbed; None if they can."""
+        return reason_against(self._images)
+
+    def split(self) -> tuple[ImageSample, ImageSample]:
+        """Two samples with half of the images each. A gate that was fitted to every other image stays so for both."""
+        half = len(self) // 4 * 2
+        parts = ImageSample(), ImageSample()
+        for part, kept in zip(parts, (slice(half), slice(half, None)), strict=True):
+            part._hashes, part._images, part._batch = self._hashes[kept], self._images[kept], self._batch
+        return parts
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Inputs]:
+        """Numbers and inputs of up to `count` random images, which can go into one batch."""
+        order = torch.randperm(len(self), generator=generator).tolist()
+        kind = self._kinds[order[0]]
+        some = [k for k in order if self._kinds[k] == kind][:count]
+        return torch.tensor(some), together([self._images[k] for k in some])
+
+    @functools.cached_property
+    def _kinds(self) -> list[Hashable]:
+        return [kind_of(image) for image in self._images]
+
+    def batches(self) -> Iterator[tuple[Tensor, Inputs]]:
+        """Batches of images of one shape, each with the images' numbers in the order of their hashes."""
+        by_kind: dict[Hashable, list[int]] = {}
+        for number, kind in enumerate(self._kinds):
+            by_kind.setdefault(kind, []).append(number)
+        for numbers in by_kind.values():
+            for start in range(0, len(numbers), self._batch):
+                some = numbers[start : start + self._batch]
+                yield torch.tensor(some), together([self._images[k] for k in some])

@@ -1,0 +1,149 @@
+"""Learning how much the evidence of each channel should count, from clean images and perturbed copies of them.
+
+A channel may stand out because of how a picture was taken, or because of what it shows, and how much a mistake costs
+depends on everything behind it. So the weights are learned: the corrected model should say of a perturbed image, and of
+the clean one, what the model itself says of the clean one. A few dozen steps of gradient descent at calibration; none
+at test time. No labels, and the model's own parameters are not touched.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueup import kernels
+from trueup._answers import Answer, divergence, most_likely, relative_change
+from trueup.decide.perturb import PERTURBATIONS
+from trueup.decide.pictures import Scales, largest_image, perturb_all, together
+from trueup.decide.sample import ImageSample
+from trueup.graph import Inputs, Instrumented, Site, Trace, device_of
+from trueup.rules import Evidence
+from trueup.rules.evidence import NUISANCE_FLOOR
+from trueup.targets import NormTarget, Targets
+
+START = Evidence(budget=1.0, strength=0.01, base=0.0, nuisance=True, floor=NUISANCE_FLOOR)
+"""Setting from which learning starts."""
+
+STEPS = 30
+RATE = 0.2  # of the logarithms of the weights, by Adam; it falls to zero along a cosine
+KINDS = 3  # perturbations per step and level, each applied to a group of ...
+GROUP = 8  # ... this many images, or fewer if they are large
+BATCH_BYTES = 1 << 24  # of images in one pass forth and back: training keeps all activations of a batch
+
+
+def tuned_weights(
+    traced: Trace,
+    targets: Targets,
+    sample: ImageSample,
+    scales: Scales,
+    *,
+    sites: Sequence[Site],
+    answer: Answer,
+    levels: Sequence[float],
+    shares: Sequence[float],
+    report: Callable[[int], None],
+) -> dict[str, Tensor] | None:
+    """Learned weights of the evidence at each of the `sites`, `(2 or 3, channels)` float32; None if it is not possible.
+
+    `shares` are those of clean images and of each level of perturbation in the mean that is minimised. `report` is
+    called with the number of images that passed through the model, forth and back. Random numbers depend on the sample
+    alone.
+    """
+    device = device_of(traced.model)
+    placed = {site.name: _Weighed(site, targets.norms[site.name].to(device)) for site in sites}
+    distance = divergence if answer is most_likely else relative_change
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            network = Instrumented(traced, lambda site: placed.get(site.name))
+            _learn(traced.model, network, list(placed.values()), sample, scales, distance, levels, shares, report)
+    except (RuntimeError, NotImplementedError) as error:  # no derivative, or too little memory
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(
+            f"calibrate: no weights could be learned, because the model cannot be differentiated ({reason}); only "
+            "fixed settings are tried",
+            stacklevel=4,
+        )
+        return None
+    return {name: module.weights() for name, module in placed.items()}
+
+
+class _Weighed(nn.Module):
+    """Applies `START` with weights that can be learned."""
+
+    def __init__(self, site: Site, target: NormTarget) -> None:
+        super().__init__()
+        self.channel_dim = site.channel_dim
+        with torch.inference_mode(False):
+            self.reference = target.reference(START).float().clone()
+            self.shares = target.nuisance_shares(START).float().clone()
+            self.common = torch.zeros_like(self.shares[:, :1]).requires_grad_()  # of the whole norm: it learns sooner
+            self.own = torch.zeros_like(self.shares).requires_grad_()
+
+    def forward(self, a: Tensor) -> Tensor:
+        centre, spread, kappa, *others = self.reference.unbind()
+        reference = torch.stack([centre, spread, kappa * torch.exp(-self.common - self.own), *others])
+        return kernels.realign(a, reference, channels=self.channel_dim)
+
+    def weights(self) -> Tensor:
+        """Weights as a target keeps them."""
+        found = self.shares * torch.exp(self.common + self.own).detach()
+        return found.clamp(1e-6, 1e6).cpu()
+
+
+def _learn(
+    model: nn.Module,
+    network: nn.Module,
+    placed: Sequence[_Weighed],
+    sample: ImageSample,
+    scales: Scales,
+    distance: Callable[[Any, Any], Tensor],
+    levels: Sequence[float],
+    shares: Sequence[float],
+    report: Callable[[int], None],
+) -> None:
+    device = device_of(model)
+    draw = torch.Generator().manual_seed(0)
+    learned = [part for module in placed for part in (module.common, module.own)]
+    optimiser = torch.optim.Adam(learned, lr=RATE, betas=(0.9, 0.95))
+    for step in range(STEPS):
+        optimiser.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * step / STEPS)) / 2
+        numbers, clean = sample.draw(KINDS * GROUP, draw)
+        fits = max(KINDS, BATCH_BYTES // max(1, largest_image(clean)))
+        numbers, clean = numbers[:fits], clean.part(0, fits).to(device, copy=True)
+        with torch.no_grad():
+            said = _call(model, clean)
+        optimiser.zero_grad()
+        for level, share in zip((0.0, *levels), shares, strict=True):
+            inputs = _perturbed(clean, numbers, scales, level, step, draw) if level else clean
+            loss = share * distance(said, _call(network, inputs)).mean()
+            found = torch.autograd.grad(loss, learned, allow_unused=True)
+            for part, gradient in zip(learned, found, strict=True):
+                if gradient is not None:
+                    gradient = torch.nan_to_num(gradient, posinf=0.0, neginf=0.0)
+                    part.grad = gradient if part.grad is None else part.grad + gradient
+            report(len(numbers))
+        optimiser.step()
+
+
+def _perturbed(
+    clean: Inputs, numbers: Tensor, scales: Scales, level: float, step: int, draw: torch.Generator
+) -> Inputs:
+    """Perturbed copies of a batch, in its order: a random perturbation for each of a few groups of images."""
+    names = list(PERTURBATIONS)
+    parts = []
+    for rows in torch.arange(len(numbers)).tensor_split(KINDS):
+        if len(rows):
+            name = names[int(torch.randint(len(names), (), generator=draw))]
+            some = clean.part(int(rows[0]), int(rows[-1]) + 1)
+            parts.append(perturb_all(some, name, scales, numbers=numbers[rows], level=level, seed=1 + step))
+    return together(parts)
+
+
+def _call(network: nn.Module, inputs: Inputs) -> Any:
+    copied = inputs.to(None, copy=True)  # a model may write into its inputs
+    return network(*copied.args, **copied.kwargs)
