@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 from trueup_lab.data.root import data_root
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no fault
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from torch import nn
 import trueup
 from architectures import images, make
 from trueup.targets.decision import LEFT_ALONE, Decision, Trial
+from trueup.targets.file import VERSION
 
 
 class Small(nn.Module):
@@ -262,8 +263,8 @@ def test_a_foreign_file_is_refused(tmp_path):
 
 def test_a_newer_file_is_refused(saved):
     tensors, metadata = parts(saved)
-    forge(saved, tensors, metadata | {"version": "6"})
-    with pytest.raises(ValueError, match="format version 6.*reads up to 5.*upgrade"):
+    forge(saved, tensors, metadata | {"version": str(VERSION + 1)})
+    with pytest.raises(ValueError, match=f"format version {VERSION + 1}.*reads up to {VERSION}.*upgrade"):
         trueup.Targets.load(saved)
 
 
