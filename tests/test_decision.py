@@ -259,10 +259,11 @@ def test_for_a_gated_setting_only_images_that_its_gate_was_not_fitted_to_count_a
     """That is every other one: of 51 images, 25. The answer is one that the slightest movement changes."""
     rules = (Evidence(least=0.0, strength=0.5), Evidence(budget=1, strength=0.5))
     monkeypatch.setattr(search, "CANDIDATES", rules)
-    monkeypatch.setattr(search.decide, "__kwdefaults__", search.decide.__kwdefaults__ | {"candidates": rules})
+    monkeypatch.setattr("trueup.targets.decision.MAX_MOVED", 9.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the model is left as it is
-        found = trueup.calibrate(trained, [pictures(51, 2)[0]], answer=lambda out: (1e5 * out[:, 0]).round().long())
+        said = lambda out: (1e5 * out[:, 0]).round().long()  # noqa: E731
+        found = trueup.calibrate(trained, [pictures(51, 2)[0]], answer=said, max_changed=1.0)
     _, gated, every = found.decision.trials
     assert gated.rule.gated
     assert 0 < gated.changed < 51
