@@ -24,7 +24,15 @@ from trueup_lab.performance.networks import EVIDENCE, Network, precision
 
 PASSES = 5
 SHOWN = 30  # kernels per network, the slowest first
-OURS = ("_realign_whole", "_measure_whole", "_sum_segments", "_write_rows", "_moments_from_sums")
+OURS = (
+    "realign_whole",
+    "measure_whole",
+    "sum_segments",
+    "write_rows",
+    "moments_from_sums",
+    "normalise_tokens",
+    "write_tokens",
+)
 PRECISIONS: dict[str, dict[str, Any]] = {"bfloat16": {"dtype": torch.bfloat16}, "TF32": {"tf32": True}}
 Row = tuple[str, str, float, float]
 
