@@ -105,7 +105,7 @@ def realign_maps(
         return True
     # Few calls into torch: on the host, they take longer than the kernels of a small layer on a GPU.
     device, dtype = x.device, x.dtype
-    gated, gates = (0, _one(device)) if gate is None else (1, _ready(gate.float()))
+    gated, gates = gate_or_one(gate, device)
     if norm is None:
         normed, mean, variance, weight, bias, epsilon = 0, x, x, x, x, 0.0
     else:
@@ -162,14 +162,16 @@ def _ready(tensor: Tensor) -> Tensor:
     return aligned(tensor if tensor.is_contiguous() else tensor.contiguous())
 
 
-def _one(device: torch.device) -> Tensor:
-    """The gate value of all images if there is no gate."""
+def gate_or_one(gate: Tensor | None, device: torch.device) -> tuple[int, Tensor]:
+    """Distance between the gate values of two images, and the values: 0 and a single 1 if there is no gate."""
+    if gate is not None:
+        return 1, _ready(gate.float())
     if (found := _ONES.get(device)) is None:
         with torch.inference_mode(False):
             found = torch.ones(1, device=device)
         if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # memory of a graph is not to be kept
             _ONES[device] = found
-    return found
+    return 0, found
 
 
 _ONES: dict[torch.device, Tensor] = {}
