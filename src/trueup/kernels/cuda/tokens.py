@@ -12,6 +12,7 @@ The division of the work depends on the shape of one image only, so an image get
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ TILE = 8192  # values that a program normalises
 WRITTEN_TOKENS, WRITTEN_CHANNELS = 64, 128  # tokens and channels that a program writes
 SUMS = 16  # blocks of tokens whose sums are added up at a time
 
-_SIZES = ["channels", "n", "blocks"]
+_SIZES = ["units", "n", "blocks"]
 
 
 def realign_after_layer_norm(x: Tensor, reference: Tensor, gate: Tensor | None, norm: LayerNorm) -> Tensor | None:
@@ -61,7 +62,7 @@ def realign_after_layer_norm(x: Tensor, reference: Tensor, gate: Tensor | None, 
 class _Plan(NamedTuple):
     """Division of the work among programs, and the kernels that do it."""
 
-    sizes: tuple[int, int, int]  # channels, tokens of an image, blocks of them that one program normalises
+    sizes: tuple[int, int, int]  # units of channels, tokens of an image, blocks of them that one program normalises
     sums: int  # numbers that `normalise` stores
     normalise: Launch
     write: Launch
@@ -79,8 +80,10 @@ def _plan(shape: torch.Size, bands: bool, dtypes: tuple[torch.dtype, ...], devic
     tiles = -(-channels // WRITTEN_CHANNELS)
     # No fusion of multiplications and additions, as in the kernels of maps.
     options = {"num_warps": 8, "enable_fp_fusion": False}
-    normalise = Launch(normalise_tokens, (batch * blocks, 1, 1), (tokens, width, not bands), **options)
-    constants = (tokens, WRITTEN_TOKENS, WRITTEN_CHANNELS, SUMS)
+    # Channels are passed as a multiple of the unit that a thread loads at once, so that Triton knows their alignment.
+    unit = math.gcd(channels, 16 // dtypes[0].itemsize)
+    normalise = Launch(normalise_tokens, (batch * blocks, 1, 1), (unit, tokens, width, not bands), **options)
+    constants = (unit, tokens, WRITTEN_TOKENS, WRITTEN_CHANNELS, SUMS)
     write = Launch(write_tokens, (batch * parts * tiles, 1, 1), constants, **options)
     missing: list[Need] = []
     if device.type == "cuda":
@@ -91,15 +94,16 @@ def _plan(shape: torch.Size, bands: bool, dtypes: tuple[torch.dtype, ...], devic
         missing = [
             Need(at.kernel, types, at.constants, tuple(at.options.items()), device) for at, types in needed.items()
         ]
-    return _Plan((channels, n, blocks), batch * blocks * 2 * channels, normalise, write, missing)
+    return _Plan((channels // unit, n, blocks), batch * blocks * 2 * channels, normalise, write, missing)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def normalise_tokens(
-    x, weight, bias, out, sums, epsilon, channels, n, blocks,
-    TOKENS: tl.constexpr, WIDTH: tl.constexpr, MEASURE: tl.constexpr,
+    x, weight, bias, out, sums, epsilon, units, n, blocks,
+    UNIT: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, MEASURE: tl.constexpr,
 ):  # fmt: skip
     """Write a block of normalised tokens, and to `MEASURE` each channel's mean and squared deviations over them."""
+    channels = units * UNIT
     image = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) - image.to(tl.int32) * blocks
     token, channel = block * TOKENS + tl.arange(0, TOKENS), tl.arange(0, WIDTH)
@@ -124,10 +128,11 @@ def normalise_tokens(
 
 @triton.jit(do_not_specialize=["gated", *_SIZES])
 def write_tokens(
-    out, sums, reference, gates, gated, channels, n, blocks,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, SUMS: tl.constexpr,
+    out, sums, reference, gates, gated, units, n, blocks,
+    UNIT: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """Realign some tokens in place, some of their channels, from the statistics of all blocks of an image."""
+    channels = units * UNIT
     tiles = tl.cdiv(channels, WIDTH)
     above = tl.program_id(0) // tiles
     parts = tl.cdiv(n, ROWS)
