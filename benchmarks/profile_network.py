@@ -39,8 +39,8 @@ Row = tuple[str, str, float, float]
 
 def profile(network: Network, device: torch.device) -> Iterator[Row]:
     """Rows (network, kernel, launches, microseconds) per forward pass."""
+    networks, x = network.make(device)  # not in inference mode: torch.fx cannot trace a model of inference tensors
     with precision(tf32=network.tf32), torch.inference_mode():
-        networks, x = network.make(device)
         few = x[:1].contiguous(memory_format=torch.channels_last) if network.channels_last else x[:1]
         for name, corrected in networks.items():
             for _ in range(3):
