@@ -1,4 +1,4 @@
-"""Which backend computes what: the one module that knows which backends exist and what each of them can do.
+"""The choice of a backend: the one module that knows which backends exist and what each of them can do.
 
 A backend is a package with functions of the same names and meanings.
 
@@ -212,7 +212,7 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
 
 
 def in_ordinary_operators(a: Tensor) -> bool:
-    """Whether a graph is being recorded that must run without trueup, or that a compiler should see into.
+    """Return whether a graph is being recorded that must run without trueup, or that a compiler should see into.
 
     That is every export, from any device, and on the CPU also `torch.compile`, which fuses ordinary operators better
     than it can call ours. On CUDA, `torch.compile` keeps our kernels.
@@ -221,7 +221,7 @@ def in_ordinary_operators(a: Tensor) -> bool:
 
 
 def leaves_this_process() -> bool:
-    """Whether a graph is being exported or traced: it may run where there is no trueup."""
+    """Return whether a graph is being exported or traced: it may run where there is no trueup."""
     return torch.compiler.is_exporting() or portable.is_jit_tracing()
 
 
@@ -267,7 +267,7 @@ def _realign_fuses_norm(a: Tensor) -> bool:
 
 
 def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool:
-    """Whether channels lie last, and torch's layer norm would return the same dtype."""
+    """Return whether channels lie last, and torch's layer norm would return the same dtype."""
     return (
         a.is_cuda
         and _COMPILED["cuda"]

@@ -13,7 +13,7 @@ def coefficients(
     reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n,
     BANDS: tl.constexpr,
 ):  # fmt: skip
-    """`evidence.coefficients` for a value and its local mean: start, gain, gain of the local mean, and whether to move.
+    """Return start, gain, gain of the local mean, and whether to move: `evidence.coefficients` for the values of maps.
 
     Let y = scale * x + shift, low + mean its local mean and low + high + mean its value. Then the realigned value,
     mean + d + l (low - tilt) + h (high + tilt), is d + (1 - l) mean - (l - h) tilt + h y + (l - h) (local mean of y).

@@ -308,7 +308,7 @@ def _needs(
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """As torch has it: the strides of dimensions of length 1 do not count."""
+    """Return whether a tensor is contiguous, as torch defines it: strides of dimensions of length 1 do not count."""
     expected = 1
     for side, stride in zip(reversed(shape), reversed(strides), strict=True):
         if side != 1 and stride != expected:
