@@ -24,15 +24,23 @@ from trueup_lab.performance.networks import EVIDENCE, Network, precision
 
 PASSES = 5
 SHOWN = 30  # kernels per network, the slowest first
-OURS = ("_realign_whole", "_measure_whole", "_sum_segments", "_write_rows", "_moments_from_sums")
+OURS = (
+    "realign_whole",
+    "measure_whole",
+    "sum_segments",
+    "write_rows",
+    "moments_from_sums",
+    "normalise_tokens",
+    "write_tokens",
+)
 PRECISIONS: dict[str, dict[str, Any]] = {"bfloat16": {"dtype": torch.bfloat16}, "TF32": {"tf32": True}}
 Row = tuple[str, str, float, float]
 
 
 def profile(network: Network, device: torch.device) -> Iterator[Row]:
     """Rows (network, kernel, launches, microseconds) per forward pass."""
+    networks, x = network.make(device)  # not in inference mode: torch.fx cannot trace a model of inference tensors
     with precision(tf32=network.tf32), torch.inference_mode():
-        networks, x = network.make(device)
         few = x[:1].contiguous(memory_format=torch.channels_last) if network.channels_last else x[:1]
         for name, corrected in networks.items():
             for _ in range(3):

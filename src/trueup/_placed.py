@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from trueup import kernels
 from trueup.functional import evidence
 from trueup.functional.gate import Gate
-from trueup.graph import Site, batch_norm_of, leaf
-from trueup.kernels import BatchNorm, Order, portable
+from trueup.graph import Site, leaf, norm_of
+from trueup.kernels import BatchNorm, LayerNorm, Order, portable
 from trueup.rules import Correction, Evidence
 from trueup.targets import ActivationTarget, NormTarget
 
@@ -90,7 +90,8 @@ class Transport(AtSite):
         order: Order = "value first",
         relu: bool = False,
     ) -> Tensor:
-        a, batch_norm = _resolved(a, norm)
+        a, found = _resolved(a, norm)
+        assert not isinstance(found, LayerNorm)  # not among those that it fuses
         return kernels.transport(
             a,
             self.curve,
@@ -101,7 +102,7 @@ class Transport(AtSite):
             even_levels=self.even_levels,
             # A sort: slower than the histogram, which therefore stays where torch.compile can call it.
             ordinary=self._constants() if self._has_ordinary and kernels.leaves_this_process() else None,
-            norm=batch_norm,
+            norm=found,
             residual=residual,
             order=order,
             relu=relu,
@@ -119,10 +120,10 @@ class Realign(AtSite):
     """Applies `Evidence` to one norm's output.
 
     Evidence and base are multiplied by the image's gate value or, where that is not known yet, by `share`. The batch
-    norm before it, and the residual sum and ReLU after it, can be part of the same pass.
+    norm or layer norm before it, and the residual sum and ReLU after it, can be part of the same pass.
     """
 
-    fuses = ("batch_norm", "add", "relu", "relu6")
+    fuses = ("batch_norm", "layer_norm", "add", "relu", "relu6")
     reference: Tensor
 
     def __init__(self, site: Site, target: NormTarget, rule: Evidence, share: float = 1.0) -> None:
@@ -145,12 +146,12 @@ class Realign(AtSite):
         relu: bool = False,
         ceiling: float | None = None,
     ) -> Tensor:
-        a, batch_norm = (a, None) if norm is None else _resolved(a, norm)
+        a, found = (a, None) if norm is None else _resolved(a, norm)
         return kernels.realign(
             a,
             self._buffers["reference"],  # type: ignore[arg-type]  # quicker than the attribute
             gate,
-            norm=batch_norm,
+            norm=found,
             residual=residual,
             order=order,
             relu=relu,
@@ -215,9 +216,9 @@ class GateValue(AtSite):
         return f"budget={self.budget:.3g}" + (f", least={self.least:.3g}" if self.least else "")
 
 
-def _resolved(a: Tensor, norm: nn.Module | None) -> tuple[Tensor, BatchNorm | None]:
+def _resolved(a: Tensor, norm: nn.Module | None) -> tuple[Tensor, BatchNorm | LayerNorm | None]:
     """A fused norm as numbers; applied at once if it has become something else since the graph was built."""
     if norm is None:
         return a, None
-    found = batch_norm_of(norm)
+    found = norm_of(norm)
     return (norm(a), None) if found is None else (a, found)

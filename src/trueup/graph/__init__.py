@@ -7,7 +7,7 @@ from trueup.graph.activations import Activation
 from trueup.graph.clone import clone, device_of, modules_of, unwrapped
 from trueup.graph.examine import examine
 from trueup.graph.folds import is_list_of_images
-from trueup.graph.fusion import batch_norm_of
+from trueup.graph.fusion import norm_of
 from trueup.graph.inputs import Inputs, rebuilt, tensors_in
 from trueup.graph.instrument import Instrumented, Reading
 from trueup.graph.ordinary import leaf
@@ -28,7 +28,6 @@ __all__ = [
     "Sites",
     "Trace",
     "TraceError",
-    "batch_norm_of",
     "check_select",
     "clone",
     "device_of",
@@ -36,6 +35,7 @@ __all__ = [
     "is_list_of_images",
     "leaf",
     "modules_of",
+    "norm_of",
     "rebuilt",
     "tensors_in",
     "trace",

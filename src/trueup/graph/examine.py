@@ -30,7 +30,8 @@ def examine(trace: Trace, inputs: Inputs) -> Trace:
     image, one image after the other, becomes a folded site. Sites with any other rows are removed and listed in
     `left`, unless they do not depend on the image at all, such as those of a network that computes position biases.
 
-    This takes three forward passes, on the first images of a large batch if the model accepts a smaller one.
+    This takes two forward passes and one of a single image, on the first images of a large batch if the model accepts a
+    smaller one.
     """
     images = inputs.images
     if images is not None and images.dim() > 3 and len(inputs) > ENOUGH:
@@ -42,13 +43,14 @@ def examine(trace: Trace, inputs: Inputs) -> Trace:
 
 
 def _examined(trace: Trace, inputs: Inputs) -> Trace:
-    if trace.graph is not None and (why := _not_as_traced(trace, inputs)):
+    survey = None if trace.graph is None else _Survey(trace)
+    if survey is not None and (why := _not_as_traced(trace, inputs, survey)):
         if own := [a.__name__ for a in trace.activations if not isinstance(a, type)]:
             raise TraceError(f"{why}, and the function {own[0]} (activations=) can only be found by tracing")
         trace = trace.watched(Sites(traced=False, why=why))
     if trace.graph is None:
-        trace = trace.watched(_discover(trace, inputs))
-    survey = _Survey(trace)
+        trace, survey = trace.watched(_discover(trace, inputs)), None
+    survey = survey or _Survey(trace)
     odd = survey.odd(inputs)
     if not odd:
         return trace
@@ -59,7 +61,7 @@ def _examined(trace: Trace, inputs: Inputs) -> Trace:
     return trace.known(trace.sites.of(kept, left=left))
 
 
-def _not_as_traced(trace: Trace, inputs: Inputs) -> str:
+def _not_as_traced(trace: Trace, inputs: Inputs, survey: _Survey) -> str:
     """Reason why the trace computes something else than the model on these inputs; empty if it does not."""
     kind = type(trace.model).__name__
     names = list(inspect.signature(trace.model.forward).parameters)
@@ -67,7 +69,7 @@ def _not_as_traced(trace: Trace, inputs: Inputs) -> str:
         return f"{kind} is given optional inputs, but tracing fixes them at their defaults"
     own = run(trace.model, inputs, trace.model)
     try:
-        traced = run(Instrumented(trace, lambda _: None), inputs, trace.model)
+        traced = survey.look_at(inputs)
     except ValueError:  # the model runs, its trace does not
         return f"the traced forward pass of {kind} does not run on these inputs"
     if _alike(traced, own):
@@ -108,15 +110,23 @@ class _Survey:
     def __init__(self, trace: Trace) -> None:
         self._model, self._values, self._keep = trace.model, _Values(), set[str]()
         self._module = Instrumented(trace, lambda site: _Look(self, site.name))
+        self._looked_at: Inputs | None = None
 
     def show(self, name: str, a: Tensor) -> None:
         self._values[name] = a.clone() if name in self._keep else a.new_empty(0).expand(a.shape[0], 0)
 
     def run(self, inputs: Inputs, keep: Collection[str] = ()) -> _Values:
         """Values at the sites in `keep`; at the others, empty tensors with the same number of rows."""
-        self._values, self._keep = {}, set(keep)
-        run(self._module, inputs, self._model)
+        if keep or inputs is not self._looked_at:
+            self.look_at(inputs, keep)
         return self._values
+
+    def look_at(self, inputs: Inputs, keep: Collection[str] = ()) -> Any:
+        """Output of the forward pass whose values `run` returns."""
+        self._values, self._keep = {}, set(keep)
+        output = run(self._module, inputs, self._model)
+        self._looked_at = None if keep else inputs
+        return output
 
     def odd(self, inputs: Inputs) -> set[str]:
         """Names of the sites that do not have one row per image, in this batch or in one of another size."""

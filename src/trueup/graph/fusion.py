@@ -16,7 +16,7 @@ from torch import fx, nn
 from trueup.graph.activations import KNOWN_ACTIVATIONS
 from trueup.graph.memory import is_in_place
 from trueup.graph.trace import HOOKS
-from trueup.kernels import BatchNorm, Order
+from trueup.kernels import BatchNorm, LayerNorm, Order
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _SUMS: dict[str, Collection[Any]] = {
@@ -73,20 +73,36 @@ def chain_before(root: nn.Module, node: fx.Node, fuses: Collection[str]) -> tupl
     return value, Chain([node], {"relu": True})
 
 
-def can_defer_norm(root: nn.Module, node: fx.Node, call: fx.Node) -> bool:
-    """Whether `node` is a batch norm that a later `call` can apply instead.
+def can_defer_norm(root: nn.Module, node: fx.Node, call: fx.Node, fuses: Collection[str]) -> bool:
+    """Whether `node` is a norm that a later `call` of a module which `fuses` norms of its kind can apply instead.
 
-    It must be the only user of its input, and no node in between may write in place: that could be the same memory
-    under another name.
+    Unless the call comes right after it, it must be the only user of its input, and no node in between may write in
+    place: that could be the same memory under another name.
     """
-    if not _is_batch_norm(root, node) or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+    norm = norm_of(root.get_submodule(str(node.target))) if node.op == "call_module" else None
+    kind = "batch_norm" if isinstance(norm, BatchNorm) else "layer_norm"
+    if norm is None or kind not in fuses:
+        return False
+    if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
         return False
     between = node.next
+    if between is call:
+        return True
     while between is not call:
         if is_in_place(root, between) or "out" in between.kwargs:
             return False
         between = between.next
     return _only_user(node.args[0]) is node
+
+
+def norm_of(module: nn.Module) -> BatchNorm | LayerNorm | None:
+    """The computation of a module as it is now, if it is torch's own batch norm or layer norm of the last dimension."""
+    if type(module) is not nn.LayerNorm:
+        return batch_norm_of(module)
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    if weight is None or bias is None or weight.dim() != 1 or not _is_plain(module):
+        return None
+    return LayerNorm(weight, bias, module.eps)
 
 
 def batch_norm_of(module: nn.Module) -> BatchNorm | None:

@@ -59,7 +59,8 @@ class Instrumented(LikeItsModel):
     modules that contain others do not run. A call with another value for an optional input than the traced default is
     watched.
 
-    A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "add", "relu" and "relu6". It is
+    A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "layer_norm", "add", "relu" and
+    "relu6". It is
     then called with the input of that chain and `norm=` (the module), `residual=`, `order=`, `relu=` and, for a ReLU6,
     `ceiling=`. This happens only where nothing else can notice: the neighbours are torch's own, nothing else reads the
     values in between, nothing is placed there, and no hook exists when this module is made.
@@ -214,7 +215,7 @@ class Instrumented(LikeItsModel):
                 # The module at the last site that is read must wait for the combined value.
                 after = value[0] if given and node is last else node
                 call = insert_after(graph, place, target, *given, after=after, readers=readers, batch=batch)
-            if "batch_norm" in fuses and list(start.users) == [call] and can_defer_norm(self, start, call):
+            if list(start.users) == [call] and can_defer_norm(self, start, call, fuses):
                 defer_norm(graph, start, call)
         graph.lint()
         graph.on_generate_code(hoisted)

@@ -25,10 +25,12 @@ from trueup.kernels.dispatch import (
     realign,
     transport,
 )
+from trueup.kernels.layer_norm import LayerNorm
 from trueup.kernels.layout import as_rows
 
 __all__ = [
     "BatchNorm",
+    "LayerNorm",
     "Order",
     "add",
     "as_rows",

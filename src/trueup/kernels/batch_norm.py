@@ -30,7 +30,7 @@ class BatchNorm(NamedTuple):
         return F.batch_norm(x, *self.tensors, training=False, eps=self.epsilon)
 
     def needs_derivatives(self, *others: Tensor | None) -> bool:
-        """Whether autograd, in either mode, has to differentiate through this norm or the other tensors."""
+        """Return whether autograd, in either mode, has to differentiate through this norm or the other tensors."""
         tensors = (*self.tensors, *others)
         backward = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
         return backward or has_tangent(*tensors)

@@ -1,10 +1,10 @@
-"""Which backend computes what: the one module that knows which backends exist and what each of them can do.
+"""The choice of a backend: the one module that knows which backends exist and what each of them can do.
 
 A backend is a package with functions of the same names and meanings.
 
 - `plain`: torch's own operators, on any device, at any width. It has all functions.
 - `cpu`: numba, where that is installed.
-- `cuda`: Triton, where that is installed. Only this one applies a batch norm in the same pass.
+- `cuda`: Triton, where that is installed. Only this one applies a batch norm, or the layer norm of tokens, itself.
 - `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`). It is
   used where its constants are given.
 
@@ -33,6 +33,7 @@ from trueup.kernels import operators, plain, portable
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.eager import nothing_watches
 from trueup.kernels.forward_mode import has_tangent
+from trueup.kernels.layer_norm import LayerNorm
 from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
 
 Order = Literal["value first", "residual first", "in place"]
@@ -42,6 +43,7 @@ _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 _COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
 _COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NOTHING = contextlib.nullcontext()
+_MAX_TOKEN_CHANNELS = 4096  # a kernel's program holds all channels of a token
 _TRANSPORT_CHANNELS = [2**k for k in range(4, 13)]  # channels of a norm that fuses: they must divide a kernel's block
 
 
@@ -50,7 +52,7 @@ def realign(
     reference: Tensor,
     gate: Tensor | None = None,
     *,
-    norm: BatchNorm | None = None,
+    norm: BatchNorm | LayerNorm | None = None,
     residual: Any = None,
     order: Order = "value first",
     relu: bool = False,
@@ -71,6 +73,12 @@ def realign(
     """
     out: Tensor
     direct = nothing_watches(a, residual, gate)
+    if isinstance(norm, LayerNorm):
+        if direct and residual is None and not relu and _realign_fuses_layer_norm(a, norm, channels):
+            with _current_device(a):
+                found = _fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm)
+            return norm(a) if found is None else found
+        a, norm = norm(a), None
     if not direct and constants is not None and in_ordinary_operators(a):
         a = a if norm is None else norm(a)
         out = portable.realign(a, constants(), gate, channels=channels, may_close=may_close)
@@ -204,7 +212,7 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
 
 
 def in_ordinary_operators(a: Tensor) -> bool:
-    """Whether a graph is being recorded that must run without trueup, or that a compiler should see into.
+    """Return whether a graph is being recorded that must run without trueup, or that a compiler should see into.
 
     That is every export, from any device, and on the CPU also `torch.compile`, which fuses ordinary operators better
     than it can call ours. On CUDA, `torch.compile` keeps our kernels.
@@ -213,7 +221,7 @@ def in_ordinary_operators(a: Tensor) -> bool:
 
 
 def leaves_this_process() -> bool:
-    """Whether a graph is being exported or traced: it may run where there is no trueup."""
+    """Return whether a graph is being exported or traced: it may run where there is no trueup."""
     return torch.compiler.is_exporting() or portable.is_jit_tracing()
 
 
@@ -256,6 +264,21 @@ def _has_compiled_maps(a: Tensor) -> bool:
 
 def _realign_fuses_norm(a: Tensor) -> bool:
     return a.is_cuda and _has_compiled_maps(a) and norm_keeps_layout(a)
+
+
+def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool:
+    """Return whether channels lie last, and torch's layer norm would return the same dtype."""
+    return (
+        a.is_cuda
+        and _COMPILED["cuda"]
+        and channels in (-1, a.dim() - 1)
+        and a.dim() > 2
+        and a.dtype in _COMPILED_DTYPES
+        and norm.weight.dtype == norm.bias.dtype == a.dtype
+        and norm.weight.shape[0] == a.shape[-1] <= _MAX_TOKEN_CHANNELS
+        and a.is_contiguous()
+        and not torch.is_autocast_enabled("cuda")
+    )
 
 
 def _transport_fuses_norm(a: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 
 def nothing_watches(a: Tensor, *others: object) -> bool:
-    """Whether no gradient, compiler, tracer, mode or transform is active, and each tensor is an ordinary one."""
+    """Return whether no gradient, compiler, tracer, mode or transform is active, and each tensor is an ordinary one."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or type(a) is not Tensor:
         return False
     for other in others:

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:
-    """Whether one of the tensors carries a forward-mode derivative, so that only torch's own operators are right."""
+    """Return whether a tensor carries a forward-mode derivative, so that only torch's own operators are right."""
     if forward_ad._current_level < 0:  # the check that `unpack_dual` begins with, once for all tensors
         return False
     given = [tensor for tensor in tensors if tensor is not None]

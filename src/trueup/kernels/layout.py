@@ -1,4 +1,4 @@
-"""How tensors lie in memory."""
+"""Memory layouts of tensors."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def in_memory_order(x: Tensor) -> Tensor | None:
 
 
 def same_layout(a: Tensor, b: object) -> TypeGuard[Tensor]:
-    """Whether `b` is a tensor of the shape, dtype, device and strides of `a`."""
+    """Return whether `b` is a tensor of the shape, dtype, device and strides of `a`."""
     if not isinstance(b, Tensor):
         return False
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
 
 
 def has_channels_last(a: Tensor) -> bool:
-    """Whether these are vectors, or maps in torch's channels-last layout, without gaps between images."""
+    """Return whether these are vectors, or maps in torch's channels-last layout, without gaps between images."""
     return a.dim() in (2, 4, 5) and channels_lie_last(a) and _has_no_gaps(a)
 
 
 def channels_lie_last(a: Tensor) -> bool:
-    """Whether `(batch, channels, ...)` would be contiguous with its channels moved last."""
+    """Return whether `(batch, channels, ...)` would be contiguous with its channels moved last."""
     if a.dim() == 4:
         return a.is_contiguous(memory_format=torch.channels_last)
     return a.movedim(1, -1).is_contiguous()
 
 
 def norm_keeps_layout(a: Tensor) -> bool:
-    """Whether torch's batch norm returns a tensor of the same strides, for one image as for several."""
+    """Return whether torch's batch norm returns a tensor of the same strides, for one image as for several."""
     return has_channels_last(a) or (a.is_contiguous() and _has_no_gaps(a))
 
 

@@ -136,8 +136,12 @@ class Accumulator:
             moments = torch.cat(values, dim=2)
             return _Batch([moments.sum(dim=0, dtype=torch.float64)], moments, condensed)
         if isinstance(measured[0], Binned):
-            kept, missed, sketches = self._levels[values[0].device].split(torch.stack(values, dim=1))
-            sums = _sum_and_square(kept)
+            # On a GPU all sites at once, for few launches; on a CPU one after the other, each in the cache.
+            some = len(values) if values[0].is_cuda else 1
+            groups = [torch.stack(values[k : k + some], dim=1) for k in range(0, len(values), some)]
+            parts = [self._levels[values[0].device].split(group) for group in groups]
+            missed, sketches = (torch.cat(column, dim=1) for column in list(zip(*parts, strict=True))[1:])
+            sums = torch.cat([_sum_and_square(kept) for kept, _, _ in parts], dim=1)
         else:
             exact = [m for m in measured if isinstance(m, Sorted)]
             missed, sketches = (torch.stack(parts, dim=1) for parts in zip(*(m[2:] for m in exact), strict=True))
@@ -255,8 +259,10 @@ class _Levels:
             both, sketches = values[..., self._order].tensor_split([2 * len(self.kept) - 1], dim=2)
             kept, between = both[..., ::2], both[..., 1::2]
         # The error between two levels is roughly a triangle: base their distance, height the error halfway.
-        missed = (between - (kept[..., 1:] + kept[..., :-1]) / 2).abs_().double()
-        return kept.flatten(1), missed @ self._widths / 2, sketches
+        # In place: on a CPU, new memory takes longer than the arithmetic.
+        halfway = (kept[..., 1:] + kept[..., :-1]).div_(2)
+        missed = halfway.sub_(between).abs_().double()
+        return kept, missed @ self._widths / 2, sketches
 
 
 def _sort(a: Tensor, levels: Tensor | None) -> Sorted:
@@ -270,9 +276,9 @@ def _sort(a: Tensor, levels: Tensor | None) -> Sorted:
 
 
 def _sum_and_square(kept: Tensor) -> Tensor:
-    """Sums over images `(images, m)` of values and of their squares `(2, m)`, float64."""
-    kept = kept.double()
-    return torch.stack([kept.sum(dim=0), kept.square().sum(dim=0)])
+    """Sums over images `(images, ...)` of values and of their squares, side by side `(2, m)`, float64."""
+    kept = kept.double().flatten(1)  # a copy, unless the model computes in double precision
+    return torch.stack([kept.sum(dim=0), (kept * kept).sum(dim=0)])
 
 
 def _picked(images: Tensor, which: Tensor) -> Tensor:

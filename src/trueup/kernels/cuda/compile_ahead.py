@@ -1,4 +1,4 @@
-"""Compiling the kernels of a forward pass at the same time, in threads.
+"""Compile the kernels of a forward pass at the same time, in threads.
 
 Triton compiles a kernel when it is first launched, in one to three seconds, most of which is spent outside Python. A
 model needs five to fifteen kernels, so its first answer would take that many times as long. Which ones it needs is
@@ -69,7 +69,7 @@ def compile_together(run: Callable[[], Result], repeatable: Callable[[], bool]) 
 
 
 def put_off(needs: list[Need]) -> bool:
-    """Whether this pass does without these kernels. If not, they are or will be compiled, and `needs` is emptied."""
+    """Return whether this pass does without these kernels. If not, they get compiled, and `needs` is emptied."""
     needs[:] = [need for need in needs if need not in _COMPILED]
     if not needs:
         return False

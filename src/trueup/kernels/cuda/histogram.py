@@ -123,7 +123,7 @@ def shifts_of_bins(
     KEEP: tl.constexpr, SPARSE: tl.constexpr, RELU: tl.constexpr, BINS: tl.constexpr, WAYS: tl.constexpr,
     SEARCH: tl.constexpr,
 ):  # fmt: skip
-    """What is added to the values of each bin; `first` is the rank of the first value in the first of these bins.
+    """Shift of each bin, added to its values; `first` is the rank of the first value in the first of these bins.
 
     The entry of the very last bin, which no value falls into, is what all values are multiplied by.
     """

@@ -1,4 +1,4 @@
-"""Launching Triton kernels with little work for the host."""
+"""Launch Triton kernels with little work for the host."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 def has_ptx(device: torch.device) -> bool:
-    """Whether kernels for this device may contain PTX."""
+    """Return whether kernels for this device may contain PTX."""
     return device.type == "cuda" and torch.version.cuda is not None
 
 
@@ -72,7 +72,7 @@ def processors(device: torch.device) -> int:
 
 
 def starts_early(device: torch.device, programs: int) -> bool:
-    """Whether a kernel of so many programs should start while the previous kernel still runs.
+    """Return whether a kernel of so many programs should start while the previous kernel still runs.
 
     This hides launch latency, which dominates small kernels; programs of large ones would get in each other's way.
     """
