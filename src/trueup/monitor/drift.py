@@ -31,6 +31,7 @@ BETS = ((1.0, 0.75), (1.0, 0.4), (0.2, 0.2), (0.03, 0.1))
 """Share s and exponent κ of each bet: all images a little unusual, all very, one in five, one in thirty."""
 CHUNK = 1024  # images whose bets are settled together
 BLOCK = 64  # images that are compared with each other, all with all
+_IN_BLOCK = np.arange(CHUNK) % BLOCK > np.arange(BLOCK - 1)[:, None]  # (k, image): whether k + 1 before is in its block
 WIDEST = 600.0  # range of logarithms whose exponentials a float64 can add up
 
 
@@ -97,15 +98,16 @@ class DriftTest:
         # A bet that starts at image k wins the returns from k on: their sum now, less their sum before k.
         won = np.cumsum(returns, axis=1)
         placed = np.concatenate([self._bets[:, None], stakes - (won - returns)], axis=1)
-        self._best, start, lasting = self._leaders(placed, won, times)
         bets = won + log_cumulative_sums(placed)[:, 1:]
         capital = np.concatenate([bets, np.log(left[None, 1:])])
         top = capital.max(axis=0)
         log_e = top + np.log(np.exp(capital - top).sum(axis=0))
         if self.alarm is None and (over := np.flatnonzero(log_e >= -math.log(self.false_alarm))).size:
             k = int(over[0])
-            self.alarm = Alarm(float(times[k]), float(start[k]), int(seen[k]) + 1)
-        self._bets, self._start = bets[:, -1].copy(), lasting
+            best, start = self._leaders(placed, won, times, k)
+            self.alarm = Alarm(float(times[k]), float(start[best.argmax()]), int(seen[k]) + 1)
+        self._best, self._start = self._leaders(placed, won, times, n - 1)
+        self._bets = bets[:, -1].copy()
         self.log_e, self.log_largest = float(log_e[-1]), max(self.log_largest, float(log_e.max()))
         self.images += n
         self.balls += np.bincount(gaps, minlength=len(self.balls))
@@ -129,24 +131,21 @@ class DriftTest:
         added = np.bincount(places.ravel(), minlength=blocks * (size + 1)).reshape(blocks, size + 1)[:, :size]
         balls = self.balls + np.cumsum(added, axis=0) - added  # (blocks, gaps): before each block
         below = np.cumsum(balls, axis=1) - balls
-        block, place = divmod(np.arange(n), BLOCK)
+        block, short = np.arange(n) // BLOCK, gaps.astype(np.int32)
         # Row k: the image that came k + 1 before. Numpy is slow along short rows, so images are along the long ones.
-        earlier = sliding_window_view(np.concatenate([np.zeros(BLOCK - 1, dtype=np.int64), gaps[:-1]]), n)[::-1]
-        in_block = place > np.arange(BLOCK - 1)[:, None]
+        earlier = sliding_window_view(np.concatenate([np.zeros(BLOCK - 1, dtype=np.int32), short[:-1]]), n)[::-1]
         less, same = (
-            (compare(earlier, gaps) & in_block).view(np.uint8).sum(axis=0, dtype=np.uint8)
+            (compare(earlier, short) & _IN_BLOCK[:, :n]).view(np.uint8).sum(axis=0, dtype=np.uint8)
             for compare in (np.less, np.equal)
         )
         return below[block, gaps] + less, balls[block, gaps] + same
 
-    def _leaders(self, placed: Floats, won: Floats, times: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return, for the starting time that won most: its capital at the end, the start per image, and at the end."""
-        known = np.concatenate([self._best[:, None], placed[:, 1:]], axis=1)
-        leading = np.maximum.accumulate(known, axis=1)
-        place = np.maximum.accumulate(np.where(known == leading, np.arange(known.shape[1]), 0), axis=1)[:, 1:]
-        starts = np.where(place == 0, self._start[:, None], times[np.maximum(place - 1, 0)])
-        best = won + leading[:, 1:]
-        return best[:, -1].copy(), starts[best.argmax(axis=0), np.arange(len(times))], starts[:, -1].copy()
+    def _leaders(self, placed: Floats, won: Floats, times: Floats, k: int) -> tuple[Floats, Floats]:
+        """Capital after image `k` of the starting time that has won most by then, per kind of bet, and that time."""
+        known = np.concatenate([self._best[:, None], placed[:, 1 : k + 2]], axis=1)
+        place = k + 1 - known[:, ::-1].argmax(axis=1)  # the latest, if several won as much
+        starts = np.where(place == 0, self._start, times[np.maximum(place - 1, 0)])
+        return won[:, k] + known[np.arange(len(known)), place], starts
 
     @property
     def since(self) -> float:
