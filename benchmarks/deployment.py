@@ -1,7 +1,8 @@
 """Every way to run a corrected model on a CPU: does it work, does it answer the same, what does it cost.
 
     python benchmarks/deployment.py --data ROOT                      # results/deployment.csv
-    python benchmarks/deployment.py --data ROOT --routes onnxruntime openvino
+    python benchmarks/deployment.py --data ROOT --routes onnxruntime openvino   # only these, measured again
+    python benchmarks/deployment.py --data ROOT --resume             # only those that the file does not hold
 
 ResNet-20 of the zoo on CIFAR-10, one thread. Each route is taken by the model and by the corrected model, which are
 timed in turns: the median of the processor's time over calls with 1 and with 32 images. `difference` is the largest one
@@ -40,7 +41,7 @@ from trueup_lab.data import cifar10
 from trueup_lab.data.corruptions import corrupt
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.models import load
-from trueup_lab.tables import append_rows, number, read_table, start_table, write_table
+from trueup_lab.tables import number, read_table, start_table, write_table
 
 Run = Callable[[Tensor], Tensor]
 BATCH = {0: torch.export.Dim("batch", min=1, max=4096)}
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--routes", nargs="+", default=[*ROUTES, "serving"], choices=[*ROUTES, "serving"])
     parser.add_argument("--rules", nargs="+", default=["no gate", "gated", "paper"])
     parser.add_argument("--calls", type=int, default=10_000, help="calls over which memory is watched")
+    parser.add_argument("--resume", action="store_true", help="keep the routes that the file holds")
     parser.add_argument("--out", default="results/deployment.csv")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -197,8 +199,10 @@ def main() -> None:
     }
     start_table(options.out, DeploymentRow)
     for route in options.routes:
-        rows = [row for row in read_table(options.out, DeploymentRow) if row.route.partition(",")[0] != route]
-        write_table(options.out, DeploymentRow, rows)  # measured again
+        rows = read_table(options.out, DeploymentRow)
+        others = [row for row in rows if row.route.partition(",")[0] != route]
+        if options.resume and len(others) < len(rows):
+            continue
         robust = {name: trueup.correct(model, targets, rules[name]) for name in options.rules}
         if route not in SHOWS_PAPER:
             robust.pop("paper", None)
@@ -212,7 +216,8 @@ def main() -> None:
             )
             for row in found:
                 print(row, flush=True)
-                append_rows(options.out, [row])
+                others.append(row)
+        write_table(options.out, DeploymentRow, others)  # a route is written when it is complete
 
 
 def along(route: str, model: nn.Module, robust: dict[str, nn.Module], x: Tensor) -> Iterator[DeploymentRow]:

@@ -45,8 +45,8 @@ def test_realigning_agrees_with_the_specification(shape, bands, base, gate):
     wanted = evidence.realign(x.double(), usual, gate).float()
     found = portable.realign(x, constants, gate, channels=1, may_close=True)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
-    last = portable.realign(x.movedim(1, -1), constants, gate, channels=-1, may_close=True).movedim(-1, 1)
-    torch.testing.assert_close(last, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    moved = portable.realign(x.movedim(1, -1), constants, gate, channels=-1, may_close=True)
+    torch.testing.assert_close(moved.movedim(-1, 1), wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
     if gate is not None:
         assert found[0].equal(x[0])  # to the last bit where the gate is closed
     torch.testing.assert_close(

@@ -56,7 +56,7 @@ def test_a_bet_is_fair_in_the_urn():
     test = DriftTest(7)
     test.step(rng.integers(0, 8, size=23), np.zeros(23))
     assert test.balls.sum() == 8 + 23
-    paid = np.stack([test._returns(np.array([gap]))[0] for gap in range(8)])
+    paid = np.stack([test._returns(np.array([gap]))[:, 0] for gap in range(8)])
     np.testing.assert_allclose((test.balls / test.balls.sum()) @ paid, 1)
 
 
@@ -67,7 +67,7 @@ def test_a_bet_pays_the_mean_of_its_density_over_the_interval_of_the_gap():
         for k, (share, power) in enumerate(BETS):
             density = lambda u, s=share, e=power: 1 - s + s * e * u ** (e - 1)  # noqa: E731
             wanted = integrate.quad(density, low / 8, high / 8)[0] * 8 / (high - low)
-            assert test._returns(np.array([gap]))[0, k] == pytest.approx(wanted, rel=1e-6)
+            assert test._returns(np.array([gap]))[k, 0] == pytest.approx(wanted, rel=1e-6)
 
 
 def slow_capital(balls, sequence):
@@ -145,6 +145,6 @@ def test_the_gap_is_read_from_the_p_value():
 @pytest.mark.parametrize("step", [0.3, -0.5, 5.0])  # 5: wider than exponentials can hold, so the slow way is taken
 def test_cumulative_sums_of_logarithms_lose_nothing(step):
     rng = np.random.default_rng(0)
-    logs = rng.normal(size=(900, 3)) + step * np.arange(900)[:, None]
-    logs[0] = [-np.inf, 1.0, -np.inf]  # no bet has started
-    np.testing.assert_allclose(log_cumulative_sums(logs), np.logaddexp.accumulate(logs, axis=0), rtol=1e-12, atol=1e-9)
+    logs = rng.normal(size=(3, 900)) + step * np.arange(900)
+    logs[:, 0] = [-np.inf, 1.0, -np.inf]  # no bet has started
+    np.testing.assert_allclose(log_cumulative_sums(logs), np.logaddexp.accumulate(logs, axis=1), rtol=1e-12, atol=1e-9)

@@ -139,12 +139,15 @@ def test_a_small_file_loses_nothing_of_the_rule_that_calibration_chose(decided, 
         assert (found + found).images == 480
 
 
-@pytest.mark.parametrize("value", [torch.nan, -1.0])
-def test_statistics_of_the_chosen_rule_that_cannot_be_right_are_refused(saved, value):
+@pytest.mark.parametrize(
+    ("row", "value"),
+    [(0, torch.nan), (0, -torch.inf), (1, -1.0), (1, torch.inf), (2, 0.0), (2, torch.inf)],  # centre, spread, κ
+)
+def test_statistics_of_the_chosen_rule_that_cannot_be_right_are_refused(saved, row, value):
     decided_targets().save(saved, small=True)
     tensors, metadata = parts(saved)
     (name,) = (name for name in tensors if name.endswith("/settled"))
-    tensors[name][1] = value  # the spreads
+    tensors[name][row] = value
     forge(saved, tensors, metadata)
     with pytest.raises(ValueError, match=r"targets\.safetensors is a damaged .* the settled statistics of site 'bn'"):
         trueup.Targets.load(saved)
@@ -164,6 +167,19 @@ def test_a_sum_with_a_small_file_keeps_the_first_single_images_without_gaps(tmp_
         wanted = whole.norms[name].sample
         assert len(norm.sample) == first
         assert (norm.sample - wanted[:first]).abs().max() < 0.01 * wanted.abs().max()
+
+
+def test_infinite_statistics_that_a_rule_settles_itself_are_no_fault():
+    model = make("resnet")
+    name, norm = next((name, module) for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d))
+    with torch.no_grad():
+        norm.weight[0] = 0  # a channel that never varies
+    target = trueup.calibrate(model, images(60).split(20), decide=False).norms[name]
+    varying, still = (target.settle(trueup.Evidence(strength=strength)) for strength in (0.1, 0.0))
+    assert varying.settled[1][:, 0].isinf().all()
+    assert varying.settled[1][:, 1:].isfinite().all()
+    assert still.settled[2].isinf().any()
+    assert varying.fault_of_settled() is still.fault_of_settled() is None
 
 
 def test_large_files_are_small_by_default(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Counts = np.ndarray[Any, np.dtype[np.int64]]
@@ -29,7 +30,8 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 BETS = ((1.0, 0.75), (1.0, 0.4), (0.2, 0.2), (0.03, 0.1))
 """Share s and exponent κ of each bet: all images a little unusual, all very, one in five, one in thirty."""
 CHUNK = 1024  # images whose bets are settled together
-BLOCK = 32  # images that are compared with each other, all with all
+BLOCK = 64  # images that are compared with each other, all with all
+_IN_BLOCK = np.arange(CHUNK) % BLOCK > np.arange(BLOCK - 1)[:, None]  # (k, image): whether k + 1 before is in its block
 WIDEST = 600.0  # range of logarithms whose exponentials a float64 can add up
 
 
@@ -92,31 +94,32 @@ class DriftTest:
         returns = np.log(self._returns(gaps))
         seen = self.images + np.arange(n + 1)
         left = capital_left(seen)
-        stakes = np.log(-np.diff(left) / len(BETS))[:, None]
+        stakes = np.log(-np.diff(left) / len(BETS))
         # A bet that starts at image k wins the returns from k on: their sum now, less their sum before k.
-        won = np.cumsum(returns, axis=0)
-        placed = np.concatenate([self._bets[None], stakes - (won - returns)])
-        self._best, start, lasting = self._leaders(placed, won, times)
-        bets = won + log_cumulative_sums(placed)[1:]
-        # Long rows: numpy is slow along short ones.
-        capital = np.ascontiguousarray(np.concatenate([bets.T, np.log(left[1:])[None]]))
+        won = np.cumsum(returns, axis=1)
+        placed = np.concatenate([self._bets[:, None], stakes - (won - returns)], axis=1)
+        bets = won + log_cumulative_sums(placed)[:, 1:]
+        capital = np.concatenate([bets, np.log(left[None, 1:])])
         top = capital.max(axis=0)
         log_e = top + np.log(np.exp(capital - top).sum(axis=0))
         if self.alarm is None and (over := np.flatnonzero(log_e >= -math.log(self.false_alarm))).size:
             k = int(over[0])
-            self.alarm = Alarm(float(times[k]), float(start[k]), int(seen[k]) + 1)
-        self._bets, self._start = bets[-1], lasting
+            best, start = self._leaders(placed, won, times, k)
+            self.alarm = Alarm(float(times[k]), float(start[best.argmax()]), int(seen[k]) + 1)
+        self._best, self._start = self._leaders(placed, won, times, n - 1)
+        self._bets = bets[:, -1].copy()
         self.log_e, self.log_largest = float(log_e[-1]), max(self.log_largest, float(log_e.max()))
         self.images += n
         self.balls += np.bincount(gaps, minlength=len(self.balls))
 
     def _returns(self, gaps: Counts) -> Floats:
-        """Payoff per unit staked, for each image and kind of bet: `(images, bets)`."""
+        """Payoff per unit staked, for each kind of bet and image: `(bets, images)`."""
         beyond, inside = self._balls_before(gaps)
         total = len(self.balls) + self.images + np.arange(len(gaps))
-        low, high = (beyond / total)[:, None], ((beyond + inside) / total)[:, None]
-        share, power = np.array(BETS).T
-        paid: Floats = 1 - share + share * (high**power - low**power) / (high - low)
+        share, power = np.array(BETS).T[:, :, None]
+        with np.errstate(divide="ignore"):  # exp(power * log(0)) is 0; powers would take ten times as long
+            low, high = (np.exp(power * np.log(balls / total)) for balls in (beyond, beyond + inside))
+        paid: Floats = 1 - share + share * (high - low) * (total / inside)
         return paid
 
     def _balls_before(self, gaps: Counts) -> tuple[Counts, Counts]:
@@ -128,22 +131,21 @@ class DriftTest:
         added = np.bincount(places.ravel(), minlength=blocks * (size + 1)).reshape(blocks, size + 1)[:, :size]
         balls = self.balls + np.cumsum(added, axis=0) - added  # (blocks, gaps): before each block
         below = np.cumsum(balls, axis=1) - balls
-        block = np.arange(n) // BLOCK
-        earlier = ~np.tri(BLOCK, dtype=bool)
+        block, short = np.arange(n) // BLOCK, gaps.astype(np.int32)
+        # Row k: the image that came k + 1 before. Numpy is slow along short rows, so images are along the long ones.
+        earlier = sliding_window_view(np.concatenate([np.zeros(BLOCK - 1, dtype=np.int32), short[:-1]]), n)[::-1]
         less, same = (
-            (compare(padded[:, :, None], padded[:, None, :]) & earlier).sum(axis=1, dtype=np.uint8).ravel()[:n]
+            (compare(earlier, short) & _IN_BLOCK[:, :n]).view(np.uint8).sum(axis=0, dtype=np.uint8)
             for compare in (np.less, np.equal)
         )
         return below[block, gaps] + less, balls[block, gaps] + same
 
-    def _leaders(self, placed: Floats, won: Floats, times: Floats) -> tuple[Floats, Floats, Floats]:
-        """Capital of the best starting time at the end, best starting time after each image, and at the end."""
-        known = np.concatenate([self._best[None], placed[1:]])
-        leading = np.maximum.accumulate(known, axis=0)
-        place = np.maximum.accumulate(np.where(known == leading, np.arange(len(known))[:, None], 0), axis=0)[1:]
+    def _leaders(self, placed: Floats, won: Floats, times: Floats, k: int) -> tuple[Floats, Floats]:
+        """Capital after image `k` of the starting time that has won most by then, per kind of bet, and that time."""
+        known = np.concatenate([self._best[:, None], placed[:, 1 : k + 2]], axis=1)
+        place = k + 1 - known[:, ::-1].argmax(axis=1)  # the latest, if several won as much
         starts = np.where(place == 0, self._start, times[np.maximum(place - 1, 0)])
-        best = won + leading[1:]
-        return best[-1], np.take_along_axis(starts, best.argmax(axis=1)[:, None], axis=1)[:, 0], starts[-1]
+        return won[:, k] + known[np.arange(len(known)), place], starts
 
     @property
     def since(self) -> float:
@@ -180,20 +182,19 @@ class DriftTest:
 
 
 def log_cumulative_sums(logs: Floats) -> Floats:
-    """Logarithms of the cumulative sums of exp(logs), down each column; -inf counts as nothing.
+    """Logarithms of the cumulative sums of exp(logs), along each row; -inf counts as nothing.
 
-    >>> log_cumulative_sums(np.log([[1.0], [2.0], [3.0]])).round(4).ravel()
-    array([0.    , 1.0986, 1.7918])
+    >>> log_cumulative_sums(np.log([[1.0, 2.0, 3.0]])).round(4)
+    array([[0.    , 1.0986, 1.7918]])
     """
     found: Floats
-    rows = np.ascontiguousarray(logs.T)
-    top = rows.max(axis=1, keepdims=True)
-    first = rows[np.arange(len(rows)), np.isfinite(rows).argmax(axis=1)]
+    top = logs.max(axis=1, keepdims=True)
+    first = logs[np.arange(len(logs)), np.isfinite(logs).argmax(axis=1)]
     if not (top[:, 0] - first < WIDEST).all():  # sums that are small at first would be lost
-        found = np.logaddexp.accumulate(logs, axis=0)
+        found = np.logaddexp.accumulate(logs, axis=1)
         return found
     with np.errstate(divide="ignore"):
-        found = (top + np.log(np.cumsum(np.exp(rows - top), axis=1))).T
+        found = top + np.log(np.cumsum(np.exp(logs - top), axis=1))
     return found
 
 

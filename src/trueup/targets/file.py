@@ -176,10 +176,6 @@ def _targets(
             for variances in (total[1:], sample[:, 1:]):
                 _check(name, variances, variances.dtype, variances.dim(), negative=False)
             settled = tensors.get(f"{prefix}settled") if rule is not None else None
-            if settled is not None and (settled.dtype != torch.float64 or settled.isnan().any()):
-                raise ValueError(f"the settled statistics of site {name!r} hold {settled.dtype} or NaN")
-            if settled is not None and bool((settled[1:] < 0).any()):  # only a centre may be negative
-                raise ValueError(f"the settled statistics of site {name!r} hold a negative spread, share or floor")
             drift, drifted = tensors.get(f"{prefix}drift"), record.get("drifted", 0)
             if drift is not None:
                 _check(name, drift, torch.float64, 2, negative=False)
@@ -193,7 +189,10 @@ def _targets(
                 if bool((weights <= 0).any()):
                     raise ValueError(f"the learned weights of site {name!r} are not all positive")
             known = None if settled is None else rule
-            yield name, NormTarget(shape, total, images, sample, drift, drifted, weights, settled, known)
+            target = NormTarget(shape, total, images, sample, drift, drifted, weights, settled, known)
+            if fault := target.fault_of_settled():
+                raise ValueError(f"the settled statistics of site {name!r} hold {fault}")
+            yield name, target
 
 
 def _check(

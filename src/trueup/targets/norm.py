@@ -123,6 +123,24 @@ class NormTarget:
         """Store what `rule` needs, computed from all sampled images, so that most of them can be dropped."""
         return replace(self, settled=self.reference(rule)[:3], settled_for=rule)
 
+    def fault_of_settled(self) -> str | None:
+        """What `settle` cannot have made in the settled statistics; None if nothing is wrong.
+
+        Only a statistic that is the same in all images has an infinite spread, and only a rule without strength an
+        infinite κ.
+        """
+        if self.settled is None or self.settled_for is None:
+            return None
+        rows = self._rows(bands=self.settled_for.bands)
+        if self.settled.dtype != torch.float64 or self.settled.isnan().any() or len(rows) != self.settled.shape[1]:
+            return f"{self.settled.dtype} of shape {tuple(self.settled.shape)}, or NaN"
+        centre, spread, kappa = self.settled
+        if not ((spread > 0).all() and (kappa > 0).all()):  # only a centre may be negative
+            return "a spread or κ that is not positive"
+        varies = (self.sample[:, rows] != self.sample[:1, rows]).any(dim=0)
+        infinite = [centre.isinf(), spread.isinf() & varies, kappa.isinf() & (self.settled_for.strength > 0)]
+        return "infinite values" if torch.stack(infinite).any() else None
+
     def mean_evidence(self, a: Tensor) -> Tensor:
         """Mean evidence over an image's channels and statistics `(batch,)`, float64; about 1 for clean images."""
         rows = self._rows(bands=True)

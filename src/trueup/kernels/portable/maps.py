@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -10,16 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LARGEST = 3e38  # stands for an infinite κ: some runtimes refuse infinite constants
-FARTHEST = math.exp(40)  # variance over the clean one beyond which mixing moves a deviation no further
 
 
 class MapConstants(NamedTuple):
     """A reference `(5, k, channels)` as `realign` reads it: float32, one row of all statistics after one another.
 
     Deviations are described by log-variances here, twice the logarithms of the reference, which saves an operator.
+    With bands, the tensors have the shape `(..., 1, 1)`, ready to broadcast over maps: exporting each operator takes
+    milliseconds.
     """
 
     centre: Tensor  # (k * channels,)
+    mean: Tensor  # (channels,): the centre of the means
     kappa: Tensor  # (k * channels,): κ times the squared spread
     floor: Tensor  # ((k - 1) * channels,)
     clean: Tensor  # ((k - 1) * channels,): one over the clean variance
@@ -33,16 +34,21 @@ def map_constants(reference: Tensor) -> MapConstants:
     centre, spread, kappa, floor, base = reference.double()
     scaled = torch.nan_to_num(kappa * spread.square(), nan=LARGEST, posinf=LARGEST)
     unit = torch.where(torch.arange(len(centre)) > 0, 2.0, 1.0).to(centre)[:, None]
-    centre = unit * centre
+    centre, bands = unit * centre, len(centre) == 3
     share = float(base.max())
+
+    def narrow(values: Tensor) -> Tensor:
+        return values.float().reshape(-1, 1, 1) if bands else values.float().flatten()
+
     return MapConstants(
-        centre=centre.flatten().float(),
-        kappa=(unit.square() * scaled).clamp(1e-30, LARGEST).flatten().float(),
-        floor=floor[1:].clamp(min=1e-30).flatten().float(),
-        clean=(-centre[1:]).exp().flatten().float(),
-        base=None if share == 0 else share if bool((base == share).all()) else base.flatten().float(),
+        centre=narrow(centre),
+        mean=narrow(centre[0]),
+        kappa=narrow((unit.square() * scaled).clamp(1e-30, LARGEST)),
+        floor=narrow(floor[1:].clamp(min=1e-30)),
+        clean=narrow((-centre[1:]).exp()),
+        base=None if share == 0 else share if bool((base == share).all()) else narrow(base),
         width=reference.shape[2],
-        bands=reference.shape[1] == 3,
+        bands=bands,
     )
 
 
@@ -52,29 +58,29 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
     `may_close`: gate values may be 0, and such images must come out unchanged to the last bit.
     """
     channels %= a.dim()
-    width, bands = constants.width, constants.bands
-    if bands and channels != 1:  # pooling wants channels first
+    if constants.bands and channels != 1:  # pooling wants channels first
         moved = realign(a.movedim(channels, 1), constants, gate, channels=1, may_close=may_close)
         return moved.movedim(1, channels)
     wide = a if a.dtype == torch.float64 else a.float()
     opened = None if gate is None else gate.to(wide.dtype).view(-1, *[1] * (a.dim() - 1))
-    usual = _for_channels(constants, wide, channels)
+    usual = _for_maps(constants, wide, channels)
     if a.dim() == 2:  # a map of one value has a mean and nothing else
-        away = wide - usual.centre[:, :width]
-        share = _share(usual.base, opened, 0, width, channels)
-        out = wide - _weighed(away, None if share is None else share * away, usual.kappa[:, :width], opened)
+        away = wide - usual.mean
+        share = _share(usual.base, opened, 0, usual.width)
+        rest = None if share is None else (share - 1) * away
+        out = wide - _weighed(away, rest, usual.kappa[: usual.width], opened)
         finite = wide.abs() < torch.finfo(wide.dtype).max
     else:
         over = [d for d in range(1, a.dim()) if d != channels]
         mean = wide.mean(over, keepdim=True)
-        parts = _parts(wide, mean, over, bands)
-        variances = [(part * part).mean(over, keepdim=True) for part in parts]
+        parts = _centred_bands(wide, mean, _local_mean(wide), over) if usual.bands else [wide - mean]
+        variances = [_mean_square(part, over) for part in parts]
         finite = variances[-1] < torch.finfo(wide.dtype).max
-        spread = (torch.cat(variances, dim=channels) if bands else variances[0]) + usual.floor
+        spread = (torch.cat(variances, dim=channels) if usual.bands else variances[0]) + usual.floor
         excess, logs = _excess(mean, spread, usual, opened, channels)
         gains = torch.exp(-0.5 * logs)
         out = mean - excess
-        for gain, part in zip(torch.split(gains, width, dim=channels), parts, strict=True):
+        for gain, part in zip(torch.split(gains, usual.width, dim=channels), parts, strict=True):
             out = out + gain * part
     if a.dtype == torch.float16:
         limit = torch.finfo(a.dtype).max
@@ -94,35 +100,30 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
         return torch.stack([wide, torch.zeros_like(wide)], dim=1)
     over = list(range(2, a.dim()))
     mean = wide.mean(over, keepdim=True)
-    centred = wide - mean
-    found = [mean, (centred * centred).mean(over, keepdim=True)]
+    found = [mean, _mean_square(wide - mean, over)]
     if bands:
-        parts = _parts(wide, mean, over, bands)
-        found += [(part * part).mean(over, keepdim=True) for part in parts]
-        found.append((wide - _local_mean(wide)).abs().mean(over, keepdim=True))
+        smooth = _local_mean(wide)
+        found += [_mean_square(part, over) for part in _centred_bands(wide, mean, smooth, over)]
+        found.append((wide - smooth).abs().mean(over, keepdim=True))
     return torch.cat(found, dim=1).view(a.shape[0], len(found), a.shape[1])
 
 
-def _for_channels(constants: MapConstants, maps: Tensor, channels: int) -> MapConstants:
+def _for_maps(constants: MapConstants, maps: Tensor, channels: int) -> MapConstants:
     """The constants in the precision of the maps, shaped to broadcast over them."""
-    shape = [1] * maps.dim()
-    shape[channels] = -1
+    after = [1] * (maps.dim() - 1 - channels)
 
-    def shaped(values: Tensor) -> Tensor:
-        return values.to(maps.dtype).view(shape)
+    def shaped(values: Any) -> Any:
+        if not isinstance(values, Tensor):
+            return values
+        values = values if values.dtype == maps.dtype else values.to(maps.dtype)
+        return values if values.dim() == 1 + len(after) else values.view(-1, *after)
 
-    centre, kappa, floor, clean = (shaped(values) for values in constants[:4])
-    base = shaped(constants.base) if isinstance(constants.base, Tensor) else constants.base
-    return constants._replace(centre=centre, kappa=kappa, floor=floor, clean=clean, base=base)
+    return MapConstants(*(shaped(value) for value in constants))
 
 
-def _parts(maps: Tensor, mean: Tensor, over: list[int], bands: bool) -> list[Tensor]:
-    """The centred map, or its low and high band, each with mean 0."""
-    if not bands:
-        return [maps - mean]
+def _centred_bands(maps: Tensor, mean: Tensor, smooth: Tensor, over: list[int]) -> list[Tensor]:
     # Pooled before they are centred: ONNX Runtime then keeps the layout of the convolution before.
-    low = _local_mean(maps)
-    low = low - low.mean(over, keepdim=True)
+    low = smooth - smooth.mean(over, keepdim=True)
     return [low, maps - mean - low]
 
 
@@ -130,37 +131,45 @@ def _local_mean(maps: Tensor) -> Tensor:
     return F.avg_pool2d(maps, 3, stride=1, padding=1, count_include_pad=False)
 
 
+def _mean_square(part: Tensor, over: list[int]) -> Tensor:
+    return (part * part).mean(over, keepdim=True)
+
+
 def _excess(
     mean: Tensor, spread: Tensor, usual: MapConstants, gate: Tensor | None, channels: int
 ) -> tuple[Tensor, Tensor]:
     """Distance by which the means and the log-variances are moved down: minus `functional.evidence.shifts`.
 
-    `spread` is the variances plus their floors.
+    `spread` is the variances plus their floors. Unlike there, mixing moves a deviation beyond e^20 times the clean one
+    as any other.
     """
-    width, rest = usual.width, spread.shape[channels]
+    width, others = usual.width, spread.shape[channels]
     if usual.base is None:
-        away, mixed = torch.cat([mean, torch.log(spread)], dim=channels) - usual.centre, None
+        away, rest = torch.cat([mean, torch.log(spread)], dim=channels) - usual.centre, None
     else:
-        ratio = spread * usual.clean
-        below = mean - usual.centre.narrow(channels, 0, width)
+        ratio, below = spread * usual.clean, mean - usual.mean
         away = torch.cat([below, torch.log(ratio)], dim=channels)
-        few, many = (_share(usual.base, gate, *part, channels) for part in ((0, width), (width, rest)))
-        mixed = torch.cat([few * below, torch.log(1 - many + many * ratio.clamp(max=FARTHEST))], dim=channels)
-    by, logs = torch.split(_weighed(away, mixed, usual.kappa, gate), [width, rest], dim=channels)
+        few, many = (_share(usual.base, gate, *part) for part in ((0, width), (width, others)))
+        # log(ratio) - log(1 - many + many * ratio), the other way round
+        rest = torch.cat([(few - 1) * below, torch.log((1 - many) / ratio + many)], dim=channels)
+    by, logs = torch.split(_weighed(away, rest, usual.kappa, gate), [width, others], dim=channels)
     return by, logs
 
 
-def _share(base: Tensor | float | None, gate: Tensor | None, start: int, length: int, channels: int) -> Any:
+def _share(base: Tensor | float | None, gate: Tensor | None, start: int, length: int) -> Any:
     """The base of some statistics, times the gate value."""
-    found = base.narrow(channels, start, length) if isinstance(base, Tensor) else base
+    found = base.narrow(0, start, length) if isinstance(base, Tensor) else base
     return found if found is None or gate is None else found * gate
 
 
-def _weighed(away: Tensor, mixed: Tensor | None, kappa: Tensor, gate: Tensor | None) -> Tensor:
-    """Part that statistics lose of the distance that they are `away`: by evidence, and the rest by what is `mixed`."""
+def _weighed(away: Tensor, rest: Tensor | None, kappa: Tensor, gate: Tensor | None) -> Tensor:
+    """Distance by which statistics are moved that are `away` from their centre, by evidence and by mixing.
+
+    `rest` is minus what mixing would leave of the distance; None if nothing is mixed.
+    """
     squared = away * away
     if gate is not None:
         squared = squared * gate
-    if mixed is None:
+    if rest is None:
         return away * (squared / (squared + kappa))
-    return away - (away - mixed) * (kappa / (squared + kappa))
+    return away + rest * (kappa / (squared + kappa))
