@@ -52,10 +52,11 @@ def calibrate(
         print(targets)                                   # what was decided, and why
         targets.save("model.trueup.safetensors")
 
-    It then tries settings of `Evidence` on up to 240 of the images and on perturbed copies of them, without labels.
-    The setting that keeps most of the model's own clean answers becomes `targets.rule`. If no setting beats the
-    uncorrected model, the model is left as it is, with a warning. The decision takes about 120 forward passes over at
-    most 240 images.
+    It then learns, on up to 240 of the images and without labels, how much the evidence of each channel should count:
+    the corrected model should say of perturbed copies what the model says of the clean images. On up to 240 others it
+    tries settings of `Evidence` with these weights. The setting that keeps most of the model's own clean answers
+    becomes `targets.rule`. If no setting beats the uncorrected model, the model is left as it is, with a warning. All
+    of this takes as long as 60 forward passes over 500 images, at most.
 
     Calibration itself is one pass over all images, in evaluation mode and without gradients. Memory does not grow with
     the number of images, and the model is not changed. The result does not depend on how the images are batched. The
@@ -96,7 +97,8 @@ def calibrate(
             "(batch, ...), such as lambda output: output['logits'].argmax(1)"
         )
     check_select(select)
-    traced = trace(model, activations=activations, leaves=leaves, own_buffers=True)
+    with torch.inference_mode(False):  # buffers copied in inference mode could not be differentiated through
+        traced = trace(model, activations=activations, leaves=leaves, own_buffers=True)
     fingerprint = Fingerprint.of(traced.model)  # before any pass: a model may count its calls in a buffer
     batches = inputs_of(loader, model, transform=transform, images=images)
     first = next(batches, None)

@@ -55,10 +55,10 @@ def tuned_weights(
     alone.
     """
     device = device_of(traced.model)
-    placed = {site.name: _Weighed(site, targets.norms[site.name].to(device)) for site in sites}
     distance = divergence if answer is most_likely else relative_change
     try:
         with torch.inference_mode(False), torch.enable_grad():
+            placed = {site.name: _Weighed(site, targets.norms[site.name].to(device)) for site in sites}
             network = Instrumented(traced, lambda site: placed.get(site.name))
             _learn(traced.model, network, list(placed.values()), sample, scales, distance, levels, shares, report)
     except (RuntimeError, NotImplementedError) as error:  # no derivative, or too little memory
@@ -78,11 +78,10 @@ class _Weighed(nn.Module):
     def __init__(self, site: Site, target: NormTarget) -> None:
         super().__init__()
         self.channel_dim = site.channel_dim
-        with torch.inference_mode(False):
-            self.reference = target.reference(START).float().clone()
-            self.shares = target.nuisance_shares(START).float().clone()
-            self.common = torch.zeros_like(self.shares[:, :1]).requires_grad_()  # of the whole norm: it learns sooner
-            self.own = torch.zeros_like(self.shares).requires_grad_()
+        self.reference = target.reference(START).float()
+        self.shares = target.nuisance_shares(START).float()
+        self.common = torch.zeros_like(self.shares[:, :1]).requires_grad_()  # of the whole norm: it learns sooner
+        self.own = torch.zeros_like(self.shares).requires_grad_()
 
     def forward(self, a: Tensor) -> Tensor:
         centre, spread, kappa, *others = self.reference.unbind()
