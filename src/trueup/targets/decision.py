@@ -62,10 +62,6 @@ class Trial:
         return math.sqrt(max(variance, 0.0) / max(self.images - 1, 1))
 
 
-def _gain(trial: Trial) -> float:
-    return trial.mean_gain
-
-
 @dataclass(frozen=True)
 class Decision:
     """The setting that calibration chose for a model, and why.
@@ -96,10 +92,7 @@ class Decision:
     def chosen(self) -> Trial | None:
         """Trial of the chosen setting; None if the model is left as it is."""
         allowed = [trial for trial in self.trials if trial.rule.changes and self.allows(trial)]
-        best = max(allowed, key=_gain, default=None)
-        fixed = max((trial for trial in allowed if not trial.rule.tuned), key=_gain, default=None)
-        if best is not None and fixed is not None and fixed.mean_gain >= best.mean_gain - best.error:
-            best = fixed
+        best = max(allowed, key=lambda trial: trial.mean_gain, default=None)
         return best if best is not None and best.mean_gain > 0 else None
 
     @property
