@@ -71,10 +71,15 @@ def test_with_too_few_images_for_both_fixed_settings_are_tried_on_all(trained): 
         trueup.correct(trained, targets, trueup.Evidence(tuned=True))
 
 
-def test_settings_beyond_a_limit_on_clean_images_are_counted_but_not_tried_further(decided):
-    tried, refused = len(decided.decision.trials) - 1, decided.decision.refused
+def test_settings_beyond_a_limit_on_clean_images_are_counted_but_not_tried_further(trained, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("trueup.targets.decision.MAX_MOVED", 0.01)
+    targets = trueup.calibrate(trained, pictures(160, 2)[0].split(40))
+    tried, refused = len(targets.decision.trials) - 1, targets.decision.refused
+    assert tried
+    assert refused
     assert tried + refused == len(search.TUNED_CANDIDATES)
-    assert f"chosen among {len(search.TUNED_CANDIDATES)} settings" in str(decided)
+    assert all(trial.mean_moved <= 0.01 for trial in targets.decision.trials)
+    assert f"chosen among {len(search.TUNED_CANDIDATES)} settings" in str(targets)
 
 
 class Stubborn(Small):
@@ -100,24 +105,30 @@ def test_learning_works_in_inference_mode(trained, decided):  # noqa: F811
     assert targets.rule == decided.rule
 
 
-def test_outputs_that_are_no_class_scores_are_kept_near_themselves():
-    class Height(nn.Module):
-        """A number per image, as a dictionary."""
+class Heights(nn.Module):
+    """Two numbers per image, in some unit, as a dictionary."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = Small()
+    def __init__(self, body: nn.Module, unit: float) -> None:
+        super().__init__()
+        self.body, self.unit = body, unit
 
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"height": self.body(x)[:, :2]}
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"heights": self.body(x)[:, :2] * self.unit}
 
-    torch.manual_seed(0)
-    model = Height().eval()
-    answer = lambda output: (4 * output["height"]).round().long()  # noqa: E731
-    targets = trueup.calibrate(model, pictures(120, 2)[0].split(40), answer=answer, max_changed=1.0)
-    weights = [norm.weights for norm in targets.norms.values() if norm.weights is not None]
-    assert weights
-    assert all(part.isfinite().all() and (part > 0).all() for part in weights)
+
+def test_for_outputs_that_are_no_class_scores_their_unit_does_not_matter(trained):  # noqa: F811
+    """Probabilities would depend on it."""
+    metres, millimetres = (
+        trueup.calibrate(
+            Heights(trained, unit).eval(),
+            pictures(120, 2)[0].split(40),
+            answer=lambda output, unit=unit: (output["heights"] / unit).round().long(),
+        )
+        for unit in (1.0, 1000.0)
+    )
+    for name, norm in metres.norms.items():
+        if norm.weights is not None:
+            torch.testing.assert_close(millimetres.norms[name].weights, norm.weights, rtol=0.05, atol=1e-3)
 
 
 def test_learned_weights_are_for_bands_and_instead_of_nuisance_shares():

@@ -370,8 +370,9 @@ def decided_targets():
         Trial(LEFT_ALONE, 10, changed=0.0, kept=(6.0, 4.0), gain=0.0, gain_square=0.0),
         Trial(trueup.Evidence(budget=1), 10, changed=0.0, kept=(7.0, 5.0), gain=0.5, gain_square=0.25, moved=0.1),
     )
-    drifting = replace(bn, drift=torch.ones_like(bn.total[:4]), drifted=20)
-    return replace(targets, norms={"bn": drifting}, decision=Decision(trials, max_changed=0.2))
+    weights = torch.linspace(0.5, 2, 3 * bn.shape[0]).view(3, -1) if bn.bands else torch.ones(2, bn.shape[0])
+    drifting = replace(bn, drift=torch.ones_like(bn.total[:4]), drifted=20, weights=weights)
+    return replace(targets, norms={"bn": drifting}, decision=Decision(trials, max_changed=0.2, refused=3))
 
 
 def changed(key, *path, value=None):
@@ -396,6 +397,17 @@ def trial(name, value):
 
 
 DECIDED_FAULTS = {
+    "weights of zero": lambda t, m: (t | {"bn/weights": 0 * t["bn/weights"]}, m),
+    "NaN weights": lambda t, m: (t | {"bn/weights": t["bn/weights"] * torch.nan}, m),
+    "float64 weights": lambda t, m: (t | {"bn/weights": t["bn/weights"].double()}, m),
+    "weights of one statistic": lambda t, m: (t | {"bn/weights": t["bn/weights"][:1]}, m),
+    "weights of other channels": lambda t, m: (t | {"bn/weights": t["bn/weights"][:, :1]}, m),
+    "half a refused setting": changed("decision", "refused", value=0.5),
+    "less than no refused settings": changed("decision", "refused", value=-1),
+    "learned weights lost": lambda t, m: (
+        {k: v for k, v in t.items() if k != "bn/weights"},
+        changed("decision", "trials", 1, "rule", "tuned", value=True)(t, m)[1],
+    ),
     "a setting that is NaN": changed("decision", "trials", 1, "rule", "strength", value=math.nan),
     "a setting of text": changed("decision", "trials", 1, "rule", "base", value="0.1"),
     "an unknown setting": changed("decision", "trials", 1, "rule", "other", value=1),
