@@ -66,7 +66,11 @@ def documents() -> dict[Path, dict[str, str]]:
     return {
         ROOT / "README.md": {"bench": default_table(rows, IN_README)},
         ROOT / "docs" / "results.md": {"bench": default_table(rows)},
-        ROOT / "docs" / "default.md": {"bench": default_table(rows), "others": others_table(rows)},
+        ROOT / "docs" / "default.md": {
+            "bench": default_table(rows),
+            "others": others_table(rows),
+            "rivals": rivals_table(read_table(ROOT / "results" / "bench_rivals.csv", BenchRow)),
+        },
     }
 
 
@@ -106,6 +110,16 @@ def others_table(rows: Sequence[BenchRow]) -> str:
             if clean and corrupted:
                 cells = f"{_mean(clean)} | {_mean(corrupted)}"
                 lines.append(f"| {name} | {label} | {len(clean)} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def rivals_table(rows: Sequence[BenchRow]) -> str:
+    """Single-image rivals on one network, each with what it needs, best first."""
+    lines = ["| method | needs | images per set | clean | corrupted |", "|---|---|---|---|---|"]
+    corrupted = [row for row in rows if row.corruption == "fifteen" and row.method != "uncorrected"]
+    for row in sorted(corrupted, key=lambda row: -row.gain):
+        clean = [r for r in rows if r.corruption == "identity" and r.method == row.method]
+        lines.append(f"| `{row.method}` | {row.needs} | {row.images} | {_mean(clean)} | {_mean([row])} |")
     return "\n".join(lines) + "\n"
 
 
