@@ -334,6 +334,15 @@ class TestSharpEdges:
             assert both.rule == decided.rule
             trueup.correct(trained, both)
 
+    @pytest.mark.parametrize("decide", [True, False])
+    def test_a_sum_with_targets_of_smaller_images_corrects_the_model(self, trained, decided, decide):
+        """Their maps have no bands, so weights that were learned for bands do not fit the sum."""
+        smaller = trueup.calibrate(trained, F.interpolate(pictures(120, 3)[0], 14).split(40), decide=decide)
+        assert any(a.bands != b.bands for a, b in zip(decided.norms.values(), smaller.norms.values(), strict=True))
+        for both in (decided + smaller, smaller + decided):
+            trueup.correct(trained, both)
+            assert decide or not any(trial.rule.tuned for trial in both.decision.trials)
+
     def test_images_of_two_sizes_are_decided_on(self, trained):
         small, large = pictures(80, 2)[0][:, :, :10, :10], pictures(80, 3)[0]
         targets = trueup.calibrate(trained, [small, large])

@@ -139,6 +139,21 @@ def test_a_small_file_loses_nothing_of_the_rule_that_calibration_chose(decided, 
         assert (found + found).images == 480
 
 
+def test_a_small_file_holds_norms_that_a_tuned_rule_does_not_correct(tmp_path):
+    """The last fifteenth of a model's norms is not corrected, and no weights are learned for it."""
+    targets = decided_targets()
+    before, other = targets.decision.trials
+    decision = replace(targets.decision, trials=(before, replace(other, rule=trueup.Evidence(budget=1, tuned=True))))
+    last = replace(targets.norms["bn"], weights=None)
+    targets = replace(targets, norms=targets.norms | {"last": last}, decision=decision)
+    targets.save(tmp_path / "small", small=True)
+    found = trueup.Targets.load(tmp_path / "small")
+    assert found.rule == targets.rule
+    assert torch.equal(found.norms["bn"].reference(found.rule), targets.norms["bn"].reference(found.rule))
+    assert found.norms["last"].settled is None
+    assert found.norms["last"].weights is None
+
+
 @pytest.mark.parametrize(
     ("row", "value"),
     [(0, torch.nan), (0, -torch.inf), (1, -1.0), (1, torch.inf), (2, 0.0), (2, torch.inf)],  # centre, spread, κ
@@ -401,6 +416,7 @@ DECIDED_FAULTS = {
     "NaN weights": lambda t, m: (t | {"bn/weights": t["bn/weights"] * torch.nan}, m),
     "float64 weights": lambda t, m: (t | {"bn/weights": t["bn/weights"].double()}, m),
     "weights of one statistic": lambda t, m: (t | {"bn/weights": t["bn/weights"][:1]}, m),
+    "weights of another number of statistics": lambda t, m: (t | {"bn/weights": torch.ones(5 - len(t["bn/weights"]), 2)}, m),
     "weights of other channels": lambda t, m: (t | {"bn/weights": t["bn/weights"][:, :1]}, m),
     "half a refused setting": changed("decision", "refused", value=0.5),
     "less than no refused settings": changed("decision", "refused", value=-1),

@@ -42,7 +42,7 @@ class NormTarget:
         if not fit or len(self.total) not in (2, 4, 5) or self.shape[:1] != self.total.shape[1:]:
             shapes = [tuple(t.shape) for t in (self.total, self.sample)]
             raise ValueError(f"the tensors of a norm target of shape {self.shape} do not fit together: shapes {shapes}")
-        if self.weights is not None and self.weights.shape not in [(k, *self.shape[:1]) for k in (2, 3)]:
+        if self.weights is not None and self.weights.shape != (len(self._rows(bands=True)), *self.shape[:1]):
             raise ValueError(f"the learned weights of a norm target have shape {tuple(self.weights.shape)}")
         if self.settled is not None and self.settled.shape not in [(3, k, *self.shape[:1]) for k in (2, 3)]:
             raise ValueError(f"the settled statistics of a norm target have shape {tuple(self.settled.shape)}")
@@ -50,9 +50,11 @@ class NormTarget:
     def __add__(self, other: NormTarget) -> NormTarget:
         """Sums of both; the caller merges the samples. Bands stay only if the maps of all images had them.
 
-        Learned weights are averaged, as logarithms, by the number of images.
+        Learned weights are averaged, as logarithms, by the number of images. Those for bands do not fit without them.
         """
         rows = min(len(self.total), len(other.total))
+        bands = self.bands and other.bands
+        weights = [(target.weights, target.images) for target in (self, other) if target.bands == bands]
         drifts = [target.drift for target in (self, other) if target.drift is not None]
         return NormTarget(
             shape=self.shape,
@@ -61,7 +63,7 @@ class NormTarget:
             sample=self.sample[:, :rows],
             drift=sum((drift[:rows] for drift in drifts[1:]), drifts[0][:rows]) if drifts else None,
             drifted=self.drifted + other.drifted,
-            weights=mean_weights([(target.weights, target.images) for target in (self, other)]),
+            weights=mean_weights(weights),
         )
 
     @property
@@ -82,7 +84,7 @@ class NormTarget:
         clean = self._statistics(rows, floor)
         shares = None
         if rule.tuned:
-            if self.weights is None or len(self.weights) != len(rows):
+            if self.weights is None:
                 raise ValueError(
                     f"{rule} needs learned weights, and these targets hold none; calibrate again with "
                     "trueup.calibrate(model, loader) on more images, or use nuisance=True"
@@ -120,7 +122,12 @@ class NormTarget:
         return replace(self, total=total, sample=sample, drift=drift, weights=weights, settled=settled)
 
     def settle(self, rule: Evidence) -> NormTarget:
-        """Store what `rule` needs, computed from all sampled images, so that most of them can be dropped."""
+        """Store what `rule` needs, computed from all sampled images, so that most of them can be dropped.
+
+        A norm without learned weights stays as it is if the rule is tuned: that rule does not correct it.
+        """
+        if rule.tuned and self.weights is None:
+            return self
         return replace(self, settled=self.reference(rule)[:3], settled_for=rule)
 
     def fault_of_settled(self) -> str | None:
@@ -194,13 +201,13 @@ class NormTarget:
 
 
 def mean_weights(parts: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
-    """Geometric mean of learned weights, each counted by its number of images; None if none are known or they differ.
+    """Geometric mean of learned weights of one shape, each counted by its number of images; None if none are known.
 
     >>> mean_weights([(torch.tensor([[1.0]]), 10), (torch.tensor([[4.0]]), 10), (None, 5)])
     tensor([[2.]])
     """
     known = [(weights, images) for weights, images in parts if weights is not None]
-    if not known or len({weights.shape for weights, _ in known}) > 1:
+    if not known:
         return None
     total = sum(images for _, images in known)
     return (

@@ -101,13 +101,20 @@ class Targets:
             name for name in self.gate if name in other.gate
         ]  # images of another size may make the gate read other norms
         many, few = (_Kept(len(self.sampled), order[:most]) for most in (self.GATE_SAMPLE, self.SAMPLE))
+        norms = {name: _merge(name, t, other.norms[name], few) for name, t in self.norms.items()}
+        tuned = {name for part in (self, other) for name, norm in part.norms.items() if norm.weights is not None}
         return Targets(
             activations={name: _merge(name, t, other.activations[name], few) for name, t in self.activations.items()},
-            norms={name: _merge(name, t, other.norms[name], few) for name, t in self.norms.items()},
+            norms=norms,
             gate={name: _merge(name, self.gate[name], other.gate[name], many) for name in shared},
             sampled=sampled[: self.GATE_SAMPLE if shared else self.SAMPLE],
             fingerprint=self.fingerprint,
-            decision=_pooled(self.decision, other.decision, gated=bool(shared)),
+            decision=_pooled(
+                self.decision,
+                other.decision,
+                gated=bool(shared),
+                tuned=all(norms[name].weights is not None for name in tuned),
+            ),
             sites=self.sites.merged(other.sites),
         )
 
@@ -174,12 +181,13 @@ def _merge(name: str, a: _Target, b: _Target, kept: _Kept) -> _Target:
     return replace(total, sample=kept.rows(total.sample, other))
 
 
-def _pooled(a: Decision | None, b: Decision | None, *, gated: bool) -> Decision | None:
-    """Merge two decisions; drop gated rules if the sum has no gate."""
+def _pooled(a: Decision | None, b: Decision | None, *, gated: bool, tuned: bool) -> Decision | None:
+    """Merge two decisions; drop gated rules if the sum has no gate, and tuned ones if weights were lost."""
     both = a + b if a is not None and b is not None else a or b
-    if both is None or gated:
-        return both
-    return replace(both, trials=tuple(trial for trial in both.trials if not trial.rule.gated))
+    if both is None:
+        return None
+    trials = (t for t in both.trials if (gated or not t.rule.gated) and (tuned or not t.rule.tuned))
+    return replace(both, trials=tuple(trials))
 
 
 def _paired(a: tuple[Mapping[str, Tensor], object], b: tuple[Mapping[str, Tensor], object]) -> tuple[list[Tensor], ...]:
