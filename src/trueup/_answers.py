@@ -50,7 +50,7 @@ def relative_change(before: Any, after: Any) -> Tensor:
     both = [(a, b) for a, b in pairs if _are_scores(a) and isinstance(b, Tensor) and a.shape == b.shape]
     if not both:
         images = next((len(a) for a, _ in pairs if isinstance(a, Tensor) and a.dim()), 0)
-        return torch.zeros(images, dtype=torch.float64)
+        return torch.zeros(images, dtype=torch.float64, device="cpu")
     size = torch.stack([_square(a) for a, _ in both]).sum(dim=0)
     moved = torch.stack([_square(b - a) for a, b in both]).sum(dim=0)
     share = (moved / size.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()

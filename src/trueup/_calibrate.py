@@ -228,4 +228,5 @@ def _content(image: Inputs, number: int) -> bytes:
 
 def _hashes(contents: list[bytes]) -> Tensor:
     digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
-    return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
+    names = [int.from_bytes(digest, "big", signed=True) for digest in digests]
+    return torch.tensor(names, dtype=torch.int64, device="cpu")

@@ -124,7 +124,7 @@ class Meter:
         pairs = {name: pair for name, pair in seen.items() if isinstance(pair, tuple)}
         scores = {name: score for name, score in seen.items() if isinstance(score, Tensor)}
         ranks = [_rank(score, self._clean[name]) for name, score in scores.items()]
-        image_rank = torch.full((len(inputs),), torch.nan)
+        image_rank = torch.full((len(inputs),), torch.nan, dtype=torch.float32, device="cpu")
         if targets.gate:
             read = torch.cat([features[name] for name in targets.gate], dim=1)
             image_rank = (1 - targets.fitted_gate.p_values(read)).float()
@@ -149,4 +149,6 @@ def _rank(scores: Tensor, clean: Tensor) -> Tensor:
 
 
 def _columns(columns: list[Tensor], rows: int) -> Tensor:
-    return torch.stack(columns, dim=1).float() if columns else torch.zeros(rows, 0)
+    if not columns:
+        return torch.zeros(rows, 0, dtype=torch.float32, device="cpu")
+    return torch.stack(columns, dim=1).float()

@@ -416,7 +416,10 @@ DECIDED_FAULTS = {
     "NaN weights": lambda t, m: (t | {"bn/weights": t["bn/weights"] * torch.nan}, m),
     "float64 weights": lambda t, m: (t | {"bn/weights": t["bn/weights"].double()}, m),
     "weights of one statistic": lambda t, m: (t | {"bn/weights": t["bn/weights"][:1]}, m),
-    "weights of another number of statistics": lambda t, m: (t | {"bn/weights": torch.ones(5 - len(t["bn/weights"]), 2)}, m),
+    "weights of another number of statistics": lambda t, m: (
+        t | {"bn/weights": torch.ones(5 - len(t["bn/weights"]), 2)},
+        m,
+    ),
     "weights of other channels": lambda t, m: (t | {"bn/weights": t["bn/weights"][:, :1]}, m),
     "half a refused setting": changed("decision", "refused", value=0.5),
     "less than no refused settings": changed("decision", "refused", value=-1),

@@ -49,8 +49,8 @@ class Contest:
         self._networks: list[nn.Module] = [traced.model]
         self._networks += [build(traced, there, rule, select) for rule in candidates if batches]
         self._images = sum(len(numbers) for numbers, _ in batches)
-        self._kept = torch.zeros(len(self._rules), 1 + len(levels), self._images, dtype=torch.float64)
-        self._moved = torch.zeros(len(self._rules), dtype=torch.float64)
+        self._kept = torch.zeros(len(self._rules), 1 + len(levels), self._images, dtype=torch.float64, device="cpu")
+        self._moved = torch.zeros(len(self._rules), dtype=torch.float64, device="cpu")
 
     def meet_clean_images(self) -> None:
         """Count the answers that each keeps on clean images, and how far it moves scores."""
@@ -66,7 +66,8 @@ class Contest:
             return
         self._rules = list(itertools.compress(self._rules, which))
         self._networks = list(itertools.compress(self._networks, which))
-        self._kept, self._moved = self._kept[torch.tensor(which)], self._moved[torch.tensor(which)]
+        rows = [k for k, kept in enumerate(which) if kept]
+        self._kept, self._moved = self._kept[rows], self._moved[rows]
 
     def meet_perturbed_images(self) -> None:
         """Count the answers that each keeps on perturbed copies."""
@@ -79,7 +80,7 @@ class Contest:
         """What was counted so far; empty without images."""
         if not self._batches:
             return ()
-        values = (torch.tensor(WEIGHTS, dtype=torch.float64)[:, None] * self._kept).sum(dim=1)
+        values = (self._kept.new_tensor(WEIGHTS)[:, None] * self._kept).sum(dim=1)
         gains = values - values[0]
         return tuple(
             Trial(

@@ -45,11 +45,15 @@ class Draw:
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers `(batch, *shape)`."""
-        return torch.stack([torch.randn(*shape, generator=g) for g in self._generators]).to(self._device)
+        return torch.stack(
+            [torch.randn(*shape, generator=g, dtype=torch.float32, device="cpu") for g in self._generators]
+        ).to(self._device)
 
     def uniform(self, low: float, high: float) -> Tensor:
         """One number per image `(batch, 1, 1, 1)`."""
-        drawn = torch.stack([torch.rand(1, 1, 1, generator=g) for g in self._generators]).to(self._device)
+        drawn = torch.stack(
+            [torch.rand(1, 1, 1, generator=g, dtype=torch.float32, device="cpu") for g in self._generators]
+        ).to(self._device)
         return low + (high - low) * drawn
 
 
@@ -110,7 +114,7 @@ def mix_channels(x: Tensor, draw: Draw, scale: Scale, level: float) -> Tensor:
         return tone(x, draw, scale, level)
     channels = x.shape[1]
     centre, spread = (scale.low + scale.high) / 2, scale.spread.clamp(min=1e-12)
-    matrix = torch.eye(channels, device=x.device) + level * 0.3 * draw.normal(channels, channels)
+    matrix = torch.eye(channels, dtype=x.dtype, device=x.device) + level * 0.3 * draw.normal(channels, channels)
     mixed = torch.einsum("bij,bjhw->bihw", matrix, (x - centre) / spread)
     return centre + spread * mixed
 
@@ -145,8 +149,8 @@ def perturb(images: Tensor, name: str, scale: Scale, *, numbers: Tensor, level: 
 
 def _radius(height: int, width: int, *, device: torch.device) -> Tensor:
     """Spatial frequency of each coefficient of `rfft2`, at least one period per image."""
-    rows = torch.fft.fftfreq(height, device=device)[:, None] * height
-    columns = torch.fft.rfftfreq(width, device=device)[None, :] * width
+    rows = torch.fft.fftfreq(height, dtype=torch.float32, device=device)[:, None] * height
+    columns = torch.fft.rfftfreq(width, dtype=torch.float32, device=device)[None, :] * width
     radius: Tensor = (rows.square() + columns.square()).sqrt().clamp(min=1.0)
     return radius
 

@@ -21,7 +21,7 @@ class ImageSample:
     """Clean images kept for the decision: those with the smallest hashes, so that no order or batch matters."""
 
     def __init__(self) -> None:
-        self._most, self._hashes, self._images = IMAGES, torch.empty(0, dtype=torch.int64), list[Inputs]()
+        self._most, self._hashes, self._images = IMAGES, torch.empty(0, dtype=torch.int64, device="cpu"), list[Inputs]()
         self._batch = SMALLEST_BATCH
 
     def add(self, hashes: Tensor, batch: Tensor | Inputs) -> None:
@@ -38,7 +38,7 @@ class ImageSample:
         # A copy: a view would keep the whole batch in memory.
         both = [*self._images, *(inputs.part(k, k + 1).to(torch.device("cpu"), copy=True) for k in fresh)]
         ordered, order = both_hashes.sort(stable=True)
-        distinct = torch.ones(len(ordered), dtype=torch.bool)
+        distinct = torch.ones_like(ordered, dtype=torch.bool)
         distinct[1:] = ordered[1:] != ordered[:-1]
         chosen = order[distinct][: self._most].tolist()
         self._hashes, self._images = both_hashes[chosen], [both[k] for k in chosen]
@@ -62,10 +62,10 @@ class ImageSample:
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Inputs]:
         """Numbers and inputs of up to `count` random images, which can go into one batch."""
-        order = torch.randperm(len(self), generator=generator).tolist()
+        order = torch.randperm(len(self), generator=generator, device="cpu").tolist()
         kind = self._kinds[order[0]]
         some = [k for k in order if self._kinds[k] == kind][:count]
-        return torch.tensor(some), together([self._images[k] for k in some])
+        return torch.tensor(some, device="cpu"), together([self._images[k] for k in some])
 
     @functools.cached_property
     def _kinds(self) -> list[Hashable]:
@@ -79,4 +79,4 @@ class ImageSample:
         for numbers in by_kind.values():
             for start in range(0, len(numbers), self._batch):
                 some = numbers[start : start + self._batch]
-                yield torch.tensor(some), together([self._images[k] for k in some])
+                yield torch.tensor(some, device="cpu"), together([self._images[k] for k in some])

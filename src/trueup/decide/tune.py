@@ -135,9 +135,9 @@ def _perturbed(
     """Perturbed copies of a batch, in its order: a random perturbation for each of a few groups of images."""
     names = list(PERTURBATIONS)
     parts = []
-    for rows in torch.arange(len(numbers)).tensor_split(KINDS):
+    for rows in torch.arange(len(numbers), device="cpu").tensor_split(KINDS):
         if len(rows):
-            name = names[int(torch.randint(len(names), (), generator=draw))]
+            name = names[int(torch.randint(len(names), (), generator=draw, device="cpu"))]
             some = clean.part(int(rows[0]), int(rows[-1]) + 1)
             parts.append(perturb_all(some, name, scales, numbers=numbers[rows], level=level, seed=1 + step))
     return together(parts)

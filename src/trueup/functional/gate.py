@@ -102,7 +102,8 @@ def fit(clean: Tensor, names: Tensor | None = None) -> Gate:
     from a fit to itself.
     """
     clean = clean.double()
-    rank = torch.arange(len(clean)) if names is None else torch.unique_consecutive(names, return_inverse=True)[1]
+    order = torch.arange(len(clean), device=clean.device)
+    rank = order if names is None else torch.unique_consecutive(names, return_inverse=True)[1]
     known, held = (clean[rank.to(clean.device) % 2 == side] for side in (0, 1))
     n = len(known)
     top = torch.special.ndtri(torch.tensor(1 - 0.5 / max(n, 2), dtype=torch.float64, device=clean.device))

@@ -146,7 +146,7 @@ def wasserstein(a: Tensor, target: Tensor, r: float = 1.0) -> Tensor:
         mass, gap = torch.full((n,), 1 / n, dtype=torch.float64, device=row.device), row - goal
     else:
         # Two step functions: constant between the multiples of 1/n and 1/m. Integers of 1/(n m) compare exactly.
-        ends = torch.cat([torch.arange(1, n + 1) * m, torch.arange(1, m + 1) * n]).to(row.device).sort().values
+        ends = torch.cat([k * torch.arange(1, to + 1, device=row.device) for to, k in ((n, m), (m, n))]).sort().values
         mass = torch.diff(ends, prepend=ends.new_zeros(1)).double() / (n * m)
         gap = row[:, (ends - 1) // m] - goal[(ends - 1) // n]
     gap = gap.abs().double()

@@ -268,7 +268,7 @@ class _Leaving(NamedTuple):
 def _to_host(parts: Sequence[Tensor], done: list[torch.cuda.Event]) -> Tensor:
     """The parts as one tensor in the host's memory; its numbers are there when the events in `done` are."""
     if not parts:
-        return torch.zeros(0)
+        return torch.zeros(0, device="cpu")
     together = torch.cat(list(parts) if len({part.device for part in parts}) == 1 else [part.cpu() for part in parts])
     if not together.is_cuda:
         return together.cpu()
@@ -293,7 +293,7 @@ def _reporting(source: Corrected | Targets, report: Reported) -> ImageReport:
 def _columns(report: Mapping[str, Any], norms: int) -> Tensor:
     """p, gate and evidence side by side, copied: memory that a model returns may be written again."""
     try:
-        p, gate, evidence = (torch.as_tensor(report[name]).detach() for name in ("p", "gate", "evidence"))
+        p, gate, evidence = (_tensor(report[name]) for name in ("p", "gate", "evidence"))
     except (KeyError, TypeError, IndexError) as error:
         raise TypeError(
             "update: expected the report that a corrected model returns beside its output, a dictionary with 'p', "
@@ -308,7 +308,12 @@ def _columns(report: Mapping[str, Any], norms: int) -> Tensor:
 
 
 def _flags(changed: Any) -> Tensor:
-    return torch.as_tensor(changed).detach().bool().flatten().clone()
+    return _tensor(changed).bool().flatten().clone()
+
+
+def _tensor(value: Any) -> Tensor:
+    """A tensor where it is, or anything like an array on the CPU, whatever torch's default device is."""
+    return value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def _image_rows(batches: Sequence[_Batch], values: Floats, told: Floats) -> list[ImageRow]:

@@ -152,7 +152,7 @@ def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) 
         shift = networks.meter(batch)
         before = networks.model(batch.clone())
         if networks.reporting is None or monitor is None:
-            after, p = networks.plain(batch.clone()), torch.full((len(batch),), torch.nan)
+            after, p = networks.plain(batch.clone()), torch.full((len(batch),), torch.nan, device="cpu")
             score = -shift.activation_rank.mean(dim=1)
         else:
             after, report = networks.reporting(batch.clone())

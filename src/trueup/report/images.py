@@ -26,7 +26,7 @@ def read_images(
     if path.is_file() and path.suffix == ".npy":
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         count = len(array) if limit is None else min(limit, len(array))
-        return (torch.tensor(np.array(array[k : min(k + batch, count)])) for k in range(0, count, batch))
+        return (torch.tensor(np.array(array[k : min(k + batch, count)]), device="cpu") for k in range(0, count, batch))
     if not path.is_dir():
         raise ValueError(f"{path}: expected a folder of images, or a .npy file of ready inputs (images, ...)")
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)[:limit]

@@ -137,7 +137,7 @@ def _plots(found: Findings) -> str:
         )
     if found.sets[0].activations:
         sites = found.sets[0].activations
-        flat = torch.tensor([[0.1], [0.5], [0.9]]).expand(3, len(sites))
+        flat = torch.tensor([[0.1], [0.5], [0.9]], device="cpu").expand(3, len(sites))
         bands = [_band("clean images", "clean", flat)]
         bands += [
             _band(s.name, style, _quantiles(s.activation_rank)) for s, style in zip(found.sets, STYLES, strict=False)
@@ -275,7 +275,7 @@ def _quantiles(values: Tensor) -> Tensor:
     """Three quantiles of each column `(3, columns)`; values that are not finite count as the largest."""
     finite = values.double()
     finite = finite.nan_to_num(nan=1e6, posinf=1e6).clamp(max=1e6)
-    return torch.quantile(finite, torch.tensor(QUANTILES, dtype=torch.float64), dim=0)
+    return torch.quantile(finite, finite.new_tensor(QUANTILES), dim=0)
 
 
 def _shares(p: Tensor) -> list[float]:

@@ -163,7 +163,7 @@ class _Sums:
         self._sums: list[Tensor] = []
         self._singles: list[Tensor] = []
         self.images = 0
-        self.sampled = torch.empty(0, dtype=torch.int64)
+        self.sampled = torch.empty(0, dtype=torch.int64, device="cpu")
 
     def fits(self, measured: Mapping[str, Measured]) -> bool:
         """Whether these measurements can be added to the sums so far."""
@@ -288,7 +288,7 @@ def _picked(images: Tensor, which: Tensor) -> Tensor:
 def _activation_targets(
     places: Mapping[str, _Place], images: int, resolution: int | None, sums: list[Tensor], singles: Tensor
 ) -> dict[str, ActivationTarget]:
-    levels = None if resolution is None else functional.levels(resolution)
+    levels = None if resolution is None else functional.levels(resolution, device=sums[0].device)
     widths = [place.width if resolution is None else resolution for place in places.values()]
     totals, squares = (torch.split(total, widths) for total in sums[:2])
     return {

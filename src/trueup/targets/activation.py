@@ -76,10 +76,11 @@ class ActivationTarget:
 
     def rank(self, ordered: Tensor) -> Tensor:
         """Share of clean images that lie closer to the target than each row of sorted activations `(batch,)`."""
-        target = functional.quantile(self.target, functional.levels(SKETCH), levels=self.levels).float()
+        levels = functional.levels(SKETCH, device=self.target.device)
+        target = functional.quantile(self.target, levels, levels=self.levels).float()
 
         def distance(sketches: Tensor) -> Tensor:
-            return torch.trapezoid((sketches - target).abs(), functional.levels(SKETCH).float(), dim=1)
+            return torch.trapezoid((sketches - target).abs(), levels.float(), dim=1)
 
         clean = distance(self.sample).sort().values
         return torch.searchsorted(clean, distance(sketch(ordered).float().cpu())) / len(clean)

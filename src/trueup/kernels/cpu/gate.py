@@ -18,7 +18,8 @@ def gate_values(
 ) -> Tensor:
     """As `trueup.kernels.gate_values`."""
     batch, d = len(moments[0]), len(gate.centre)
-    z, values = torch.empty(batch, d, dtype=torch.float64), torch.empty(batch)
+    z = torch.empty(batch, d, dtype=torch.float64, device="cpu")
+    values = torch.empty(batch, dtype=torch.float32, device="cpu")
     known = gate.knots.numpy(), gate.tails.numpy(), float(gate.top), gate.centre.numpy()
     first = 0
     for found, floor in zip(moments, floors, strict=True):

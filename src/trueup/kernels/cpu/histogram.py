@@ -87,7 +87,7 @@ def _transport(rows: Tensor, out: Tensor, rule: _Rule) -> None:
 def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     """As `plain.quantile_rows`."""
     rows = rows.detach().float().contiguous()
-    out = torch.empty(len(rows), len(levels))
+    out = rows.new_empty(len(rows), len(levels))
     if rows.numel() == 0:
         return out
     low, high = rows.amin(dim=1), rows.amax(dim=1)  # six times faster than aminmax

@@ -48,7 +48,8 @@ def realign(
         out = torch.empty_like(x)
         _realign_maps(x, reference, gate, out, residual, limits)
         return out
-    maps, out = x.float().contiguous(), torch.empty(x.shape)
+    maps = x.float().contiguous()
+    out = torch.empty_like(maps)
     if x.dtype == torch.float32:
         _realign_maps(maps, reference, gate, out, None if residual is None else residual.contiguous(), limits)
         return torch.empty_like(x).copy_(out)
@@ -66,7 +67,7 @@ def moments(x: Tensor, bands: bool) -> Tensor:
         return evidence.moments(x, bands=bands)
     maps = x.float().contiguous()
     planes = maps.shape[0] * maps.shape[1]
-    found = torch.empty(planes, _FOUND)
+    found = maps.new_empty(planes, _FOUND)
     width = maps.shape[-1] if bands else 0
     _run(_MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width, None)
     return found.view(*maps.shape[:2], _FOUND).transpose(1, 2)[:, : 5 if bands else 2].contiguous()

@@ -168,7 +168,7 @@ def gate_or_one(gate: Tensor | None, device: torch.device) -> tuple[int, Tensor]
         return 1, _ready(gate.float())
     if (found := _ONES.get(device)) is None:
         with torch.inference_mode(False):
-            found = torch.ones(1, device=device)
+            found = torch.ones(1, dtype=torch.float32, device=device)
         if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # memory of a graph is not to be kept
             _ONES[device] = found
     return 0, found

@@ -33,7 +33,7 @@ def map_constants(reference: Tensor) -> MapConstants:
     """Work out the constants of a reference."""
     centre, spread, kappa, floor, base = reference.double()
     scaled = torch.nan_to_num(kappa * spread.square(), nan=LARGEST, posinf=LARGEST)
-    unit = torch.where(torch.arange(len(centre)) > 0, 2.0, 1.0).to(centre)[:, None]
+    unit = centre.new_tensor([1.0] + [2.0] * (len(centre) - 1))[:, None]
     centre, bands = unit * centre, len(centre) == 3
     share = float(base.max())
 

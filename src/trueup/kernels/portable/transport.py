@@ -25,7 +25,7 @@ class Target(NamedTuple):
 def target_of(curve: Tensor, levels: Tensor | None) -> Target | None:
     """Return the target of a curve at these `levels`, or None if `calibrate` never spaces levels like that."""
     if levels is not None and not torch.allclose(
-        levels.double(), _dense_ends(len(levels)).to(levels.device), rtol=0, atol=1e-9
+        levels.double(), _dense_ends(len(levels), device=levels.device), rtol=0, atol=1e-9
     ):
         return None
     return Target(curve[1].float(), "even" if levels is None else "dense ends", curve.shape[1])
