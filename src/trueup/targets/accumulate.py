@@ -1,8 +1,8 @@
-"""Accumulation of calibration statistics over batches, kept on the model's device until the end.
+"""Accumulate calibration statistics over batches, on the model's device until the end.
 
-Launching an operator takes the host longer than most of these operators take on a GPU, and fetching a number makes the
-host wait for everything launched before. So each site only measures its batch. Everything else happens once per batch
-for all sites of a kind together, and results are fetched once, at the end.
+Each site only measures its batch. Everything else happens once per batch for all sites of a kind together, and results
+are fetched once, at the end: launching an operator takes the host longer than most of these operators take on a GPU,
+and fetching a number makes the host wait for everything launched before.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class _Batch(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Properties of a site in a batch. The sums of two batches can be added if they are equal."""
+    """Properties of a site in a batch. The sums of two batches can be added if these are equal."""
 
     kind: _Kind
     shape: tuple[int, ...]
