@@ -81,7 +81,7 @@ def _group(
     del version, debug  # `Guarded` looks for --debug anywhere in the command
 
 
-def show_targets(path: Annotated[Path, typer.Argument(help="A file that Targets.save wrote.")]) -> None:
+def show_targets(path: Annotated[Path, typer.Argument(help="Targets file, as Targets.save writes it.")]) -> None:
     """Print what a targets file holds, and what calibration decided."""
     from trueup import Targets
 

@@ -23,10 +23,10 @@ def bench(
     only: Annotated[list[str] | None, typer.Argument(help="Only cases whose names contain one of these.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file (default: results/performance_<device>.csv).")] = None,
-    missing: Annotated[bool, typer.Option(help="Only cases that the file has no rows of.")] = False,
-    limit: Annotated[float, typer.Option(help="Stop after so many seconds, with what is measured by then.")] = math.inf,
-    ahead: Annotated[int, typer.Option(help="Processes that compile before a group of cases is measured.")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="Draw cost over activations to this file.")] = None,
+    missing: Annotated[bool, typer.Option(help="Only cases without rows in the file.")] = False,
+    limit: Annotated[float, typer.Option(help="Stop after this many seconds; rows measured by then are kept.")] = math.inf,
+    ahead: Annotated[int, typer.Option(help="Processes that compile kernels before each group of cases (0: none).")] = 0,
+    figure: Annotated[Path | None, typer.Option(help="File for a figure of cost over number of activations.")] = None,
 ) -> None:
     """Measure the cost of the correction, as a multiple of the cost without it.
 
