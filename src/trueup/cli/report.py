@@ -17,9 +17,7 @@ def report(
         ),
     ],
     targets: Annotated[Path, typer.Argument(help="Targets file, as Targets.save writes it.")],
-    images: Annotated[
-        Path, typer.Argument(help="Folder of images, or .npy file of model inputs.")
-    ],
+    images: Annotated[Path, typer.Argument(help="Folder of images, or .npy file of model inputs.")],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     against: Annotated[Path | None, typer.Option(help="A second set to compare with, such as last week's.")] = None,
     classes: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,

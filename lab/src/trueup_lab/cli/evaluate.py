@@ -47,7 +47,9 @@ def evaluate(
     origin: Annotated[str | None, typer.Option(help="Use only published or only generated images.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Stop cleanly within this many seconds.", min=0)] = None,
-    targets: Annotated[Path, typer.Option(help="Folder where targets are kept for the next run.")] = Path("runs/targets"),
+    targets: Annotated[Path, typer.Option(help="Folder where targets are kept for the next run.")] = Path(
+        "runs/targets"
+    ),
     out: Annotated[Path, typer.Option(help="CSV file to append rows to.")] = Path("runs/evaluation.csv"),
 ) -> None:
     """Evaluate models under corruptions, with trueup's rules and with rival methods.

@@ -31,7 +31,9 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="Only these models, such as 0-9 or 0,3.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Stop cleanly within this many seconds.", min=0)] = None,
-    targets: Annotated[Path, typer.Option(help="Folder where targets are kept for the next run.")] = Path("runs/targets"),
+    targets: Annotated[Path, typer.Option(help="Folder where targets are kept for the next run.")] = Path(
+        "runs/targets"
+    ),
 ) -> None:
     """Measure and draw the paper's tables and figures. The same command continues after an interruption.
 
@@ -84,7 +86,7 @@ def reproduce(
 
 
 def _list(results: Path, data: Path | None) -> Group:
-    """Return a table of experiments with the models they lack, and how to get each model."""
+    """Return a table of experiments with their missing models, and how to get each model."""
     from trueup_lab.experiments import EXPERIMENTS, lacking
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)

@@ -168,7 +168,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_limit(seconds: float | None) -> None:
-    """Raise if a time limit is no number of seconds; typer's own check lets NaN pass."""
+    """Raise unless a time limit is a number of seconds; typer's own check lets NaN pass."""
     if seconds is not None and not 0 <= seconds < float("inf"):
         raise ValueError(f"--time-limit {seconds}: expected a number of seconds")
 
