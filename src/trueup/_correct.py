@@ -1,4 +1,7 @@
-"""`correct`: a module like the model, whose activations are moved back towards clean ones."""
+"""`correct`: a module like the model, whose activations are moved back towards clean ones.
+
+`build` decides at which sites a rule acts, and which norms it leaves alone.
+"""
 
 from __future__ import annotations
 

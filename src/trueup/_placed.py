@@ -75,10 +75,10 @@ class Transport(AtSite):
         self.even_levels = target.levels is None
         self.fuses = () if rule.method == "sort" else ("batch_norm", "add", "relu")
         self.register_buffer("curve", kernels.curve_of(target.target, target.levels), persistent=False)
-        ordinary = portable.target_of(self.curve, target.levels)
-        self._has_ordinary = ordinary is not None
-        if ordinary is not None:
-            self._store_constants(ordinary)
+        target_constants = portable.target_of(self.curve, target.levels)
+        self._has_portable_target = target_constants is not None
+        if target_constants is not None:
+            self._store_constants(target_constants)
 
     @leaf
     def forward(
@@ -101,7 +101,7 @@ class Transport(AtSite):
             exact=self.rule.method == "sort",
             even_levels=self.even_levels,
             # This backend sorts, which is slower. Where torch.compile can call the histogram, it does.
-            ordinary=self._constants() if self._has_ordinary and kernels.leaves_this_process() else None,
+            portable_target=self._constants() if self._has_portable_target and kernels.leaves_this_process() else None,
             norm=found,
             residual=residual,
             order=order,

@@ -1,4 +1,4 @@
-"""Clean images that are kept for the decision."""
+"""Clean images that are kept for the decision. For those whose statistics are kept, see `targets.accumulate`."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def transport(
     sparse: bool,
     exact: bool = False,
     even_levels: bool = False,
-    ordinary: portable.Target | None = None,
+    portable_target: portable.Target | None = None,
     norm: BatchNorm | None = None,
     residual: Any = None,
     order: Order = "value first",
@@ -129,18 +129,18 @@ def transport(
 ) -> Tensor:
     """Return `functional.correct` of relu(add(norm(a), residual)), from a histogram; the relu only if asked for.
 
-    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. `ordinary`,
-    the same target for the portable backend, selects that backend. `residual` and `order` are as in `realign`; "in
-    place" without a norm writes into `a`, as torch would. `exact` sorts instead, and so do float64 and forward-mode
-    derivatives. The result shares no memory with `a` and does not depend on the batch or on the number of threads, to
-    the last bit.
+    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. With
+    `portable_target`, the same target for the portable backend, that backend is used. `residual` and `order` are as in
+    `realign`; "in place" without a norm writes into `a`, as torch would. `exact` sorts instead, and so do float64 and
+    forward-mode derivatives. The result shares no memory with `a` and does not depend on the batch or on the number of
+    threads, to the last bit.
     """
     out: Tensor
-    if ordinary is not None:
+    if portable_target is not None:
         a = a if norm is None else norm(a)
         a = a if residual is None else add(a, residual, order)
         a = a.relu() if relu else a
-        return portable.transport(a, ordinary, step, location=location, sparse=sparse)
+        return portable.transport(a, portable_target, step, location=location, sparse=sparse)
     if relu and norm is not None and step > 0 and not exact and _transport_fuses_norm(a):
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):

@@ -58,7 +58,7 @@ class Workbench:
                     yield rows[pair.name]
 
     def _show(self, job: Job, sets: list[TestSet], clock: Clock) -> Iterable[tuple[Pair, Predictions] | None]:
-        """Show the sets as one stream to every pair. Yield each pair when it has seen them all; None when time is up."""
+        """Show the sets as one stream to every pair. Yield each pair that has seen all; None when time is up."""
         device = job.benchmark.device
         labels = torch.cat([test.labels for test in sets])
         classes = job.benchmark.classes

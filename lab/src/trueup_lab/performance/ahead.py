@@ -16,7 +16,7 @@ from trueup_lab.performance.cases import CASES, PerformanceCase
 
 
 def compile_ahead(cases: Sequence[PerformanceCase], device: torch.device, processes: int) -> None:
-    """Prepare cases, with one process per architecture. Errors are ignored, because the measurement raises them again."""
+    """Prepare cases, one process per architecture. Errors are ignored, since the measurement raises them again."""
     groups: dict[str, list[str]] = {}
     for case in cases:
         if case.prepare is not None:
