@@ -101,8 +101,8 @@ def main() -> None:
     parser.add_argument("models", nargs="+", help="model files, or names of bundled models")
     parser.add_argument("--data", type=Path, required=True, help="the data root")
     parser.add_argument("--seeds", type=int, nargs="*", help="seeds in files of several models (default: all)")
-    parser.add_argument("--method", action="append", help="only these (default: all)")
-    parser.add_argument("--rivals", action="store_true", help="also the rivals besides mixing")
+    parser.add_argument("--method", action="append", help="only this method; repeatable (default: all)")
+    parser.add_argument("--rivals", action="store_true", help="also measure the rivals other than mixing")
     parser.add_argument("--images", type=int, default=1000, help="images of each corrupted set")
     parser.add_argument("--clean", type=int, help="clean test images (default: all)")
     parser.add_argument("--calibrate", type=int, help="clean images for calibration")
@@ -186,7 +186,7 @@ def prepare(
 
 
 class Rows:
-    """Rows as they are measured, and what every image gained on every set."""
+    """Rows as they are measured, and the gain of every image on every set."""
 
     def __init__(self, asked: argparse.Namespace, data: Data, entries: list[Entry]) -> None:
         self.asked, self.data, self.entries = asked, data, entries

@@ -1,4 +1,4 @@
-"""Every way to run a corrected model on a CPU: does it work, does it answer the same, what does it cost.
+"""Try every way to run a corrected model on a CPU, and measure its answers and its cost.
 
     python benchmarks/deployment.py --data ROOT                      # results/deployment.csv
     python benchmarks/deployment.py --data ROOT --routes onnxruntime openvino   # only these, measured again

@@ -1,4 +1,4 @@
-"""The commands that benchmarks/faults.py disturbs: how each runs in a process of its own, and what its result is."""
+"""The commands that benchmarks/faults.py disturbs: how to run each in its own process, and how to read its result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Ended:
 
     @property
     def clear(self) -> bool:
-        """Whether it refused in one line that says what is wrong."""
+        """Whether the command refused with one line that says what is wrong."""
         lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
         return self.status == 2 and len(lines) == 1 and "Traceback" not in self.output
 

@@ -1,4 +1,4 @@
-"""Damaged files for benchmarks/faults.py: what disks, transfers and editors do to a file, and who notices."""
+"""Damage files as disks, transfers and editors do, for benchmarks/faults.py, and see whether a reader notices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trueup_lab.training.run import load_run
 
 
 def mutate(content: bytes, chance: random.Random) -> bytes:
-    """Return a file's content after something that disks, transfers and editors do to it."""
+    """Return a file's content after a random damage by a disk, a transfer or an editor."""
     at, size = chance.randrange(len(content)), chance.choice([1, 8, 64, 4096])
     kinds: list[Callable[[], bytes]] = [
         lambda: content[:at] + bytes([content[at] ^ 1 << chance.randrange(8)]) + content[at + 1 :],  # a bit
@@ -70,7 +70,7 @@ def _calibrated(kind: str) -> trueup.Targets:
 
 
 def _decided() -> trueup.Targets:
-    """Targets with everything that a calibration may find: gate, drift, and a decision among all candidates."""
+    """Targets with every part that calibration can record: gate, drift, and a decision among all candidates."""
     targets = _calibrated("norm")
     norms = {name: replace(t, drift=torch.rand_like(t.total[:4]), drifted=64) for name, t in targets.norms.items()}
     trials = [

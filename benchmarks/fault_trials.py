@@ -1,4 +1,4 @@
-"""Trials of benchmarks/faults.py: a command is killed, doubled or starved, and what it leaves is judged."""
+"""Trials of benchmarks/faults.py: kill, double or starve a command, and judge the files that it leaves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bench:
             shutil.rmtree(place, ignore_errors=True)
 
     def ready(self, task: Task, place: Path) -> None:
-        """Do what a task needs first."""
+        """Prepare a folder for a task."""
         if task.name == EXPORT.name:
             (place / "runs" / "digits-bn").mkdir(parents=True, exist_ok=True)
             for file in self.trained.iterdir():

@@ -1,4 +1,4 @@
-"""Kill, interleave, starve and damage the commands of trueup, and count what comes of it.
+"""Kill, interleave, starve and damage the commands of trueup, and count the outcomes.
 
     make test-faults                      # all scenarios, for some minutes; writes results/faults.csv
     python benchmarks/faults.py --rounds 2 --only kill
@@ -103,10 +103,14 @@ def main(arguments: list[str] | None = None) -> list[FaultRow]:
     """Run the scenarios, print the table, and return its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="trials of each scenario with processes")
-    parser.add_argument("--minutes", type=float, default=30.0, help="then the trials that are left are done once each")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="after this time, the remaining trials run once each"
+    )
     parser.add_argument("--mutations", type=int, default=2000, help="damaged versions of each kind of file")
     parser.add_argument("--only", default="", help="only scenarios whose names match this regular expression")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of moments and places")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="random seed for the moments and places of faults"
+    )
     parser.add_argument("--out", type=Path, help="CSV file of the table")
     options = parser.parse_args(arguments)
     end = time.monotonic() + 60 * options.minutes

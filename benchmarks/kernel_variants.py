@@ -1,4 +1,4 @@
-"""Measure what each variant of the Triton kernels gains: corrected networks without it, over the same networks with it.
+"""Measure the gain of each variant of the Triton kernels: time without the variant over time with it.
 
     python benchmarks/kernel_variants.py ResNet-50 --out variants.csv --limit 60
 
@@ -76,9 +76,14 @@ def main() -> None:
     """Measure all variants on the given networks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["ResNet-50", "MobileNetV2"], help="architectures of the table")
-    parser.add_argument("--module", choices=WITHOUT, action="append", help="whose variants (default: all)")
+    parser.add_argument(
+        "--module",
+        choices=WITHOUT,
+        action="append",
+        help="module whose variants are measured; repeatable (default: all)",
+    )
     parser.add_argument("--out", type=Path, default=Path("variants.csv"))
-    parser.add_argument("--limit", type=float, default=120, help="begin nothing after so many seconds")
+    parser.add_argument("--limit", type=float, default=120, help="start no measurement after this many seconds")
     parser.add_argument("--device", default="cuda")
     asked = parser.parse_args()
     until = time.monotonic() + asked.limit

@@ -1,4 +1,4 @@
-"""Measure what watching costs: the report inside the forward pass, and `Monitor.update`, against the model's own time.
+"""Measure the cost of monitoring (the report in the forward pass, and `Monitor.update`) against the model's own time.
 
     python benchmarks/monitor.py                                   # results/monitor_cpu.csv, in about a minute
     python benchmarks/monitor.py --device cuda --out results/monitor_h200.csv

@@ -1,4 +1,4 @@
-"""Corruptions and command-line options shared by the benchmarks of trained models."""
+"""Corruptions and command-line options that the benchmarks of trained models share."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def missing(text: str, sentences: Sequence[str]) -> list[str]:
 
 
 def unaccounted(text: str, sentences: Sequence[str]) -> list[str]:
-    r"""Return the numbers of a page that nothing accounts for, with their lines.
+    r"""Return the numbers of a page that have no source, with their lines.
 
     >>> unaccounted("a gain of 1.5 points\n<!-- given -->\nan aim of 2.5\n<!-- /given -->\n", [])
     ['line 1: 1.5']
@@ -58,7 +58,7 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def faults() -> list[str]:
-    """Return everything that is wrong on the checked pages."""
+    """Return all faults of the checked pages."""
     wrong = []
     pages = {DOCS / f"{page}.md": sentences for page, sentences in claims().items()} | {ROOT / "README.md": []}
     for path, sentences in pages.items():

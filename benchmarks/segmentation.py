@@ -45,18 +45,22 @@ def main() -> None:
     parser.add_argument("--model", help=f"model file or name of a bundled model (default: {WEIGHTS} in the data root)")
     parser.add_argument("--data", type=Path, help="the data root")
     parser.add_argument(
-        "--method", action="append", help="methods as spelled in tables (default: all of the page); repeatable"
+        "--method", action="append", help="method as spelled in tables; repeatable (default: all of the page)"
     )
-    parser.add_argument("--again", action="append", default=[], help="forget rows of this method first; repeatable")
-    parser.add_argument("--set-aside", type=int, default=3, help="0: calibrate on training images")
+    parser.add_argument("--again", action="append", default=[], help="measure this method again; repeatable")
+    parser.add_argument(
+        "--set-aside", type=int, default=3, help="calibrate on every N-th test image; 0: on training images"
+    )
     parser.add_argument("--images", type=int, help="images of each corrupted set (default: all)")
     parser.add_argument("--clean", type=int, help="clean images (default: all)")
     parser.add_argument("--without", action="append", default=[], help="leave this corruption out; repeatable")
     parser.add_argument("--severity", type=int, action="append", help="only these severities; repeatable")
-    parser.add_argument("--time-limit", type=float, help="stop cleanly before this many seconds")
+    parser.add_argument("--time-limit", type=float, help="stop cleanly within this many seconds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, help="CPU threads")
-    parser.add_argument("--work", type=Path, default=Path("runs/segmentation"), help="rows, counts, calibrations")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/segmentation"), help="folder for rows, counts and calibrations"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files")
     parser.add_argument("--timing", action="store_true", help="measure the time per image instead")
     parser.add_argument(

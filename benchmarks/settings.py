@@ -1,4 +1,4 @@
-"""Every setting that the default may choose, on a model: what the decision sees, and what it does to test images.
+"""Compare what the decision measures of every setting with what the setting does to test images.
 
     python benchmarks/settings.py cifar10 vgg-bn-cifar10 --data ROOT
     python benchmarks/settings.py imagenet weights/mobilenet_v2_imagenet_bn.safetensors --data ROOT --images 100

@@ -74,13 +74,22 @@ def jobs_of(options: argparse.Namespace, rows: list[dict[str, Any]], now: str) -
 def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", action="append", choices=list(SOURCES), help="all that are installed, by default")
-    parser.add_argument("--only", default="", help="models whose name contains this")
+    parser.add_argument(
+        "--source",
+        action="append",
+        choices=list(SOURCES),
+        help="source of models; repeatable (default: all that are installed)",
+    )
+    parser.add_argument("--only", default="", help="only models whose names contain this")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--limit", type=int, default=240, help="seconds per trial")
-    parser.add_argument("--seconds", type=int, default=3600, help="seconds in all; what is not done then is left out")
-    parser.add_argument("--compile", choices=["all", "sample", "none"], default="sample", help="and export")
+    parser.add_argument(
+        "--seconds", type=int, default=3600, help="seconds in all; models that are not done by then are left out"
+    )
+    parser.add_argument(
+        "--compile", choices=["all", "sample", "none"], default="sample", help="models to compile and export"
+    )
     parser.add_argument("--again", action="store_true", help="try models again that failed")
     parser.add_argument("--missing", action="store_true", help="only models without a row of any version")
     parser.add_argument("--device", default="cpu")

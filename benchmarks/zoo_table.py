@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "any-model.md"
 
 
 def works(row: dict[str, Any]) -> bool:
-    """Whether everything that was tried with a model works."""
+    """Whether every trial of a model succeeded."""
     ran = row["error"] == "" and "changes nothing" not in (row["evidence"], row["correction"])
     ran = ran and "runs" in (row["evidence"], row["correction"])
     kept = row["finite"] == row["state_dict"] == "True"

@@ -26,7 +26,7 @@ EVIDENCE = trueup.Evidence(budget=1.0, strength=0.05)
 
 
 def measure(case: Case, *, device: str = "cpu") -> dict[str, Any]:
-    """Calibrate a model, correct it by both rules, and hold the corrected modules to the promises."""
+    """Calibrate a model, correct it by both rules, and check the promises on the corrected modules."""
     row: dict[str, Any] = {"source": case.source, "family": case.family, "model": case.model, "error": ""}
     start = time.perf_counter()
     try:

@@ -37,7 +37,7 @@ class Job:
 
 @dataclass
 class Worker:
-    """A process and the job it is at."""
+    """A process and its current job."""
 
     process: Any
     pipe: Connection

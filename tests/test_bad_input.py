@@ -40,7 +40,7 @@ def test_a_batch_that_the_model_cannot_take(batch, error, message):
 
 def test_one_image_that_a_convolution_takes_is_noticed():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())  # takes (channels, height, width) as well
-    with pytest.raises(ValueError, match=r"not on one of the 3 rows alone.*give a batch: image\[None\]"):
+    with pytest.raises(ValueError, match=r"not on one of their 3 rows.*give a batch: image\[None\]"):
         trueup.calibrate(model, [images(1)[0]], decide=False)
 
 
@@ -143,7 +143,7 @@ def test_images_and_targets_go_to_the_models_device():
         (
             lambda m, t: trueup.correct(m, t, PAPER, select=lambda site: False),
             ValueError,
-            "select= chose none.*1, 4, 7, 11",
+            "select= matches none.*1, 4, 7, 11",
         ),
         (
             lambda m, t: trueup.measure(trueup.correct(m, t, PAPER), t, images(2)),

@@ -115,7 +115,7 @@ def test_an_image_that_changes_back_counts_as_changed():
     [
         (([], 0.5), ValueError, "the loader is empty"),
         ((images(2), 0.5), TypeError, "the loader is a tensor"),
-        (([images(8)], 0.1), ValueError, r"max_changed=0.1\): 8 images are too few to promise that .* give 9 or more"),
+        (([images(8)], 0.1), ValueError, r"max_changed=0.1\): 8 images are too few to bound .* give 9 or more"),
         (([images(8), images(8) / 0], 0.5), ValueError, "batch 1 of the loader contains NaN or infinity"),
         (([images(8)], 0), ValueError, "above 0 and at most 1"),
         (([images(8)], True), ValueError, "above 0 and at most 1"),

@@ -52,22 +52,22 @@ def calibrate(
         print(targets)                                   # what was decided, and why
         targets.save("model.trueup.safetensors")
 
-    It then learns, on up to 240 of the images and without labels, how much the evidence of each channel should count:
-    the corrected model should say of perturbed copies what the model says of the clean images. On up to 240 others it
-    tries settings of `Evidence` with these weights. The setting that keeps most of the model's own clean answers
-    becomes `targets.rule`. If no setting beats the uncorrected model, the model is left as it is, with a warning. All
-    of this takes as long as 60 forward passes over 500 images, at most.
+    The decision needs no labels. On up to 240 of the images, a weight is learned for the evidence of each channel: the
+    corrected model should answer perturbed copies as the model answers the clean images. On up to 240 others, settings
+    of `Evidence` with these weights are tried. The setting that keeps most of the model's own clean answers becomes
+    `targets.rule`. If no setting beats the uncorrected model, the model is left as it is, with a warning. The decision
+    takes at most as long as 60 forward passes over 500 images.
 
-    Calibration itself is one pass over all images, in evaluation mode and without gradients. Memory does not grow with
+    The measurement is one pass over all images, in evaluation mode and without gradients. Memory does not grow with
     the number of images, and the model is not changed. The result does not depend on how the images are batched. The
     targets of two parts of a data set add up to the targets of the whole, and their decisions pool the trials of both.
     Where `torch.distributed` is initialised, call `calibrate` on every rank: each rank gets the targets of all images.
 
     loader: yields batches like a DataLoader: images as the model takes them, alone or first in a tuple or list; or a
-        dictionary of the model's inputs by name (labels are left out); or a list of images of different sizes. A model
-        of two required inputs takes the first two entries. They are moved to the model's device.
-    transform: turns a batch into the model's arguments, if they are something else: a tensor, a tuple of positional or
-        a dictionary of keyword arguments.
+        dictionary of the model's inputs by name (labels are ignored); or a list of images of different sizes. A model
+        with two required inputs takes the first two entries. They are moved to the model's device.
+    transform: function that turns any other batch into the model's arguments: a tensor, a tuple of positional or a
+        dictionary of keyword arguments.
     images: number of images to use, from the first on; None uses all.
     resolution: quantile levels kept per activation site; None keeps every order statistic.
     method: "sort" takes exact quantiles. "auto" and "histogram" read them from a histogram where a row is longer than
@@ -186,10 +186,10 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
 
 
 def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
-    """Start copying the pixels that images are named by; the returned function makes the names `(batch,)` int64.
+    """Start to copy pixels to the host; the returned function hashes them to the images' names `(batch,)` int64.
 
-    A name is a hash of the image's content: the same in any batch, order and process. The copy runs while the device
-    works on, and is waited for when the names are needed.
+    A name is a hash of the image's content, the same in any batch, order and process. The device keeps working during
+    the copy; only the returned function waits for it.
     """
     images = inputs.images
     if images is None:

@@ -45,7 +45,7 @@ def choose(
     If new images are drawn like these, the expected share of changed answers among them is at most `max_changed`, for
     any model: conformal risk control (Angelopoulos et al., 2024). The images must be new both to the model (a model is
     surer of its training images) and to the targets, and at least 1 / `max_changed` - 1 in number. Where
-    `torch.distributed` is initialised, call it on every rank: all choose by all ranks' images.
+    `torch.distributed` is initialised, call it on every rank: all ranks then choose from the images of all.
 
     If the model answers per pixel, an image counts by its share of changed pixels: images are exchangeable, pixels are
     not. For outputs that are not class scores in dimension 1, `answer` returns what is compared for equality: a
@@ -73,8 +73,8 @@ def choose(
     images, wanted = differs.shape[1], math.ceil(1 / max_changed - 1e-9) - 1
     if images < wanted:
         raise ValueError(
-            f"choose(max_changed={max_changed}): {images} images are too few to promise that for any setting that "
-            f"changes something; give {wanted} or more"
+            f"choose(max_changed={max_changed}): {images} images are too few to bound the changed answers of any "
+            f"setting; give {wanted} or more"
         )
     return settings[doses_within(differs, max_changed)]
 

@@ -1,4 +1,7 @@
-"""`correct`: a module like the model, whose activations are moved back towards clean ones."""
+"""`correct`: a module like the model, whose activations are moved back towards clean ones.
+
+`build` decides at which sites a rule acts, and which norms it leaves alone.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ class Corrected(Instrumented):
         robust.rule, robust.sites   # what is done, and where
         logits = robust(images)
 
-    `rule` is the rule in force, `sites` the sites that it corrects. It shares the model's weights, has the model's
-    `state_dict`, and in training mode does what the model does, uncorrected. `report` is None, or the module that
-    computes the second of the two values that it returns.
+    `rule` is the rule that is applied, `sites` are the sites that it corrects. It shares the model's weights, has the
+    model's `state_dict`, and in training mode does what the model does, uncorrected. `report` is None, or the module
+    that computes the second of the two values that it returns.
     """
 
     def __init__(
@@ -88,9 +91,9 @@ def correct(
     image is corrected on its own.
 
     rule: `Evidence` moves each channel after a norm in proportion to the evidence that it has shifted; `Correction`,
-        the paper's, moves the activations after every activation function towards their clean distribution. Without a
-        rule it is the one that calibration chose for this model, `targets.rule`, which may be to leave it as it is. If
-        calibration did not choose, it is a careful one, with a warning.
+        the paper's, moves the activations after every activation function towards their clean distribution. The
+        default is `targets.rule`, which calibration chose for this model; it may leave the model as it is. If
+        calibration chose no rule, a careful one is used, with a warning.
     select: correct only the sites for which this predicate is true.
     activations, leaves: as they were given to `calibrate`.
     report: True makes the module return `(output, report)`, whatever the rule is: a dictionary of tensors with one row
@@ -123,7 +126,7 @@ def build(
     kind: Kind = "norm" if isinstance(rule, Evidence) else "activation"
     wanted = targets.norms if isinstance(rule, Evidence) else targets.activations
     if not wanted:
-        raise ValueError(_nothing_known(traced.model, rule))
+        raise ValueError(_no_targets_message(traced.model, rule))
     found = [site.name for site in traced.sites if site.kind == kind and (select is None or select(site))]
     check_sites(traced.model, wanted, found, selected=select is not None)
     names = [name for name in found if name in wanted]
@@ -166,7 +169,7 @@ def check_model(targets: Targets, model: nn.Module) -> None:
     if difference := targets.fingerprint.difference(Fingerprint.of(model)):
         raise ValueError(
             f"these targets were calibrated on another model than this {type(model).__name__}: {difference}; "
-            + _way_out(model, "calibrate again with trueup.calibrate(model, loader)")
+            + _advice(model, "calibrate again with trueup.calibrate(model, loader)")
         )
 
 
@@ -175,18 +178,18 @@ def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str
     missing = [name for name in wanted if name not in found]
     if selected and len(missing) == len(wanted):
         raise ValueError(
-            f"select= chose none of the sites on which this rule acts and which these targets hold: "
-            f"{', '.join(wanted)}; select others, or give another rule="
+            f"select= matches none of the sites that this rule corrects and these targets hold: {', '.join(wanted)}; "
+            f"change select=, or give another rule="
         )
     if missing and not selected:
         raise ValueError(
             f"the targets hold the site {missing[0]!r}, which was not found in this {type(model).__name__}; it has "
             f"{', '.join(found) or 'none of theirs'}; "
-            + _way_out(model, "give the same activations= and leaves= as to calibrate")
+            + _advice(model, "give the same activations= and leaves= as to calibrate")
         )
 
 
-def _way_out(model: nn.Module, usual: str) -> str:
+def _advice(model: nn.Module, usual: str) -> str:
     """Advice for a model that does not fit its targets. Quantisation may have removed its norms."""
     if is_quantised(model):
         return "this model is quantised, so correct first: quantise what trueup.correct(model, targets) returns"
@@ -213,7 +216,7 @@ def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> R
     )
 
 
-def _nothing_known(model: nn.Module, rule: Rule) -> str:
+def _no_targets_message(model: nn.Module, rule: Rule) -> str:
     kind = "norm" if isinstance(rule, Evidence) else "activation"
     return (
         f"{type(rule).__name__} needs targets of {kind} sites, and these targets hold none: {type(model).__name__} has "

@@ -16,7 +16,7 @@ Transform = Callable[[Any], Any]
 """Turns a batch into a model's arguments: one tensor, a tuple of positional or a dictionary of keyword arguments."""
 
 _LABELS = ("label", "labels", "target", "targets", "y")  # entries of a batch that are never a model's input by default
-_WAY_OUT = (
+_ADVICE = (
     "say what the model takes with transform=lambda batch: ..., for example transform=lambda batch: batch['image']"
 )
 
@@ -24,7 +24,7 @@ _WAY_OUT = (
 def inputs_of(
     loader: Iterable[Any], model: nn.Module, *, transform: Transform | None = None, images: int | None = None
 ) -> Iterator[Inputs]:
-    """Inputs of each batch, on the model's device, at most `images` images in all.
+    """Yield the inputs of each batch on the model's device, `images` images in all at most.
 
     Without `transform`, a batch is a tensor; or a tuple or list that starts with the model's required inputs; or a
     dictionary of inputs by their names; or a list of single images. Labels that follow are not used.
@@ -37,14 +37,14 @@ def inputs_of(
             "of batches; the model comes first, then the loader"
         )
     if transform is not None and not callable(transform):
-        raise TypeError(f"transform={transform!r}: expected a function of a batch; {_WAY_OUT}")
+        raise TypeError(f"transform={transform!r}: expected a function of a batch; {_ADVICE}")
     if images is not None and (isinstance(images, bool) or not isinstance(images, int) or images < 1):
         raise ValueError(f"images={images!r}: expected a number of images, 1 or more, or None for all")
     return _limited((_arguments(batch, number, model, transform) for number, batch in enumerate(loader)), model, images)
 
 
 def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:
-    """Images of each batch, alone or first in a tuple or list, on the device; for models that take one tensor."""
+    """Yield the images of each batch, alone or first in a tuple or list, for models that take one tensor."""
     for number, batch in enumerate(loader):
         images = batch[0] if isinstance(batch, tuple | list) and batch else batch
         if not isinstance(images, Tensor) or images.dim() == 0:
@@ -78,7 +78,7 @@ def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform |
     elif isinstance(batch, Mapping):
         inputs = _by_name(batch, number, inner, signature)
     elif isinstance(batch, tuple | list) and batch and not is_list_of_images(batch):
-        inputs = _by_place(batch, number, inner, signature)
+        inputs = _by_position(batch, number, inner, signature)
     else:
         inputs = Inputs((batch,))
     try:  # positional where possible, so that equal batches have one form
@@ -99,12 +99,12 @@ def _by_name(batch: Mapping[str, Any], number: int, model: nn.Module, signature:
     if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
         raise TypeError(
             f"batch {number} of the loader has the entries {', '.join(map(repr, batch))}, but the forward pass of "
-            f"{type(model).__name__} takes {', '.join(signature.parameters)}, not {unknown[0]!r}; {_WAY_OUT}"
+            f"{type(model).__name__} takes {', '.join(signature.parameters)}, not {unknown[0]!r}; {_ADVICE}"
         )
     return Inputs((), entries)
 
 
-def _by_place(
+def _by_position(
     batch: tuple[Any, ...] | list[Any], number: int, model: nn.Module, signature: inspect.Signature
 ) -> Inputs:
     if isinstance(batch[0], Mapping):
@@ -115,12 +115,12 @@ def _by_place(
     if len(batch) < wanted:
         raise TypeError(
             f"batch {number} of the loader has {len(batch)} entries, but the forward pass of {type(model).__name__} "
-            f"takes {', '.join(p.name for p in places[:wanted])}; {_WAY_OUT}"
+            f"takes {', '.join(p.name for p in places[:wanted])}; {_ADVICE}"
         )
     if len(batch) > wanted + 1 and number == 0:
         warnings.warn(
             f"of the {len(batch)} entries of a batch, the first {wanted} go to {type(model).__name__} and the others "
-            f"are not used; {_WAY_OUT}",
+            f"are not used; {_ADVICE}",
             stacklevel=2,
         )
     return Inputs(tuple(batch[:wanted]))
@@ -134,9 +134,9 @@ def _check(inputs: Inputs, batch: Any, number: int, *, transformed: bool) -> Non
     if not tensors or all(tensor.dim() == 0 for tensor in tensors):
         raise TypeError(
             f"{what} a {type(batch).__name__}: neither a tensor of images nor a tuple, list or dictionary with one; "
-            f"{_WAY_OUT}"
+            f"{_ADVICE}"
         )
     if all(tensor.dim() == 1 and not tensor.is_floating_point() for tensor in tensors):
         raise TypeError(
-            f"{what} {inputs.describe().removeprefix('images ')}, which look like labels, not images; {_WAY_OUT}"
+            f"{what} {inputs.describe().removeprefix('images ')}, which look like labels, not images; {_ADVICE}"
         )

@@ -28,9 +28,9 @@ class Shift:
     Norms: `evidence` is the mean over channels and statistics of the squared distance from clean, in spreads; it is 1
     on clean images. `norm_rank` is its rank among clean images.
 
-    `image_rank` is one number per image: 1 - p, with p the share of held-out clean images that look at least as unusual
-    at the end of the first stage. `Evidence` decides by the same p, except that it reads maps whose early norms are
-    corrected already, unless `least=0`. NaN if the targets hold nothing for it.
+    `image_rank` is one number per image: 1 - p, where p is the share of held-out clean images that look at least as
+    unusual at the norms that the gate reads. The gate of `Evidence` uses the same p, except that it reads maps whose
+    early norms are corrected already, unless `least=0`. NaN if the targets have no gate.
 
     All ranks are calibrated: of unseen clean images, about 1 % have a rank above 0.99.
     """

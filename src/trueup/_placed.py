@@ -35,8 +35,8 @@ class AtSite(nn.Module):
     def _example(self) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
-    def _keep(self, constants: NamedTuple) -> None:
-        """Keep constants for `kernels.portable`: their tensors as buffers, also those inside tuples."""
+    def _store_constants(self, constants: NamedTuple) -> None:
+        """Store constants for `kernels.portable`: their tensors as buffers, also those inside tuples."""
         self._kept: type[Any] = type(constants)
         self._others: dict[str, Any] = {}
         for name, value in constants._asdict().items():
@@ -50,7 +50,7 @@ class AtSite(nn.Module):
                 self.register_buffer(f"plain_{buffer}", tensor, persistent=False)
 
     def _constants(self) -> Any:
-        """The kept constants."""
+        """The constants that `_store_constants` stored."""
         found = {}
         for name, value in self._others.items():
             if f"plain_{name}_" in self._buffers:
@@ -64,7 +64,7 @@ class AtSite(nn.Module):
 class Transport(AtSite):
     """Applies `Correction` to the activations of one site.
 
-    It can also apply the batch norm, the residual sum and the ReLU that lead to them.
+    It can also apply the batch norm, residual sum and ReLU before it.
     """
 
     curve: Tensor
@@ -75,10 +75,10 @@ class Transport(AtSite):
         self.even_levels = target.levels is None
         self.fuses = () if rule.method == "sort" else ("batch_norm", "add", "relu")
         self.register_buffer("curve", kernels.curve_of(target.target, target.levels), persistent=False)
-        ordinary = portable.target_of(self.curve, target.levels)
-        self._has_ordinary = ordinary is not None
-        if ordinary is not None:
-            self._keep(ordinary)
+        target_constants = portable.target_of(self.curve, target.levels)
+        self._has_portable_target = target_constants is not None
+        if target_constants is not None:
+            self._store_constants(target_constants)
 
     @leaf
     def forward(
@@ -91,7 +91,7 @@ class Transport(AtSite):
         relu: bool = False,
     ) -> Tensor:
         a, found = _resolved(a, norm)
-        assert not isinstance(found, LayerNorm)  # not among those that it fuses
+        assert not isinstance(found, LayerNorm)  # `fuses` does not name it
         return kernels.transport(
             a,
             self.curve,
@@ -100,8 +100,8 @@ class Transport(AtSite):
             sparse=self.sparse,
             exact=self.rule.method == "sort",
             even_levels=self.even_levels,
-            # A sort: slower than the histogram, which therefore stays where torch.compile can call it.
-            ordinary=self._constants() if self._has_ordinary and kernels.leaves_this_process() else None,
+            # This backend sorts, which is slower. Where torch.compile can call the histogram, it does.
+            portable_target=self._constants() if self._has_portable_target and kernels.leaves_this_process() else None,
             norm=found,
             residual=residual,
             order=order,
@@ -119,8 +119,8 @@ class Transport(AtSite):
 class Realign(AtSite):
     """Applies `Evidence` to one norm's output.
 
-    Evidence and base are multiplied by the image's gate value or, where that is not known yet, by `share`. The batch
-    norm or layer norm before it, and the residual sum and ReLU after it, can be part of the same pass.
+    Evidence and base are multiplied by the image's gate value or, at norms before the gate, by `share`. The batch norm
+    or layer norm before it, and the residual sum and ReLU after it, can be part of the same pass.
     """
 
     fuses = ("batch_norm", "layer_norm", "add", "relu", "relu6")
@@ -132,7 +132,7 @@ class Realign(AtSite):
         self.rule, self.share = rule, share
         self.may_close = rule.least == 0
         self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
-        self._keep(portable.map_constants(self.reference))
+        self._store_constants(portable.map_constants(self.reference))
 
     @leaf
     def forward(
@@ -198,7 +198,7 @@ class GateValue(AtSite):
         self.names = list(tensors)
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
-        self._keep(portable.gate_constants(gate, floors))
+        self._store_constants(portable.gate_constants(gate, floors))
 
     @leaf
     def forward(self, *moments: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class GateValue(AtSite):
 
 
 def _resolved(a: Tensor, norm: nn.Module | None) -> tuple[Tensor, BatchNorm | LayerNorm | None]:
-    """A fused norm as numbers; applied at once if it has become something else since the graph was built."""
+    """Return `a` and the current values of a fused norm; or norm(a) and None if its module has been replaced since."""
     if norm is None:
         return a, None
     found = norm_of(norm)

@@ -1,4 +1,4 @@
-"""Values of all processes of a `torch.distributed` group."""
+"""Gather values from all processes of a `torch.distributed` group."""
 
 from __future__ import annotations
 

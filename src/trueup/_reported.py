@@ -22,7 +22,7 @@ from trueup.targets import NormTarget, Targets
 
 Reported = bool | Literal["all"]
 
-FEWEST = 8  # sampled images: half describe clean images, the other half rank new ones
+MIN_IMAGES = 8  # sampled images, at least: half describe clean images, the other half rank new ones
 
 
 class ImageReport(AtSite):
@@ -39,7 +39,7 @@ class ImageReport(AtSite):
     def __init__(self, targets: Targets, norms: tuple[str, ...], rule: Rule) -> None:
         super().__init__()
         found = [targets.norms.get(name) or targets.gate[name] for name in norms]
-        gate = _fit(found[0], targets.sampled)
+        gate = _fit_gate(found[0], targets.sampled)
         self.norms, self.clean_images = norms, len(gate.held)
         self.ungated = float(rule.changes) if isinstance(rule, Evidence) else 1.0
         tensors: dict[str, Tensor] = {**gate._asdict(), "floor": _five_rows(found[0].floor)}
@@ -53,7 +53,7 @@ class ImageReport(AtSite):
             tensors |= dict(zip((f"usual{number}", f"usual_floor{number}"), side_by_side, strict=True))
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
-        self._keep(portable.gate_constants(gate, [self.get_buffer("floor")]))
+        self._store_constants(portable.gate_constants(gate, [self.get_buffer("floor")]))
 
     def forward(self, *values: Tensor) -> dict[str, Tensor]:
         moments, gate = values[: len(self.norms)], values[len(self.norms) :]
@@ -121,16 +121,16 @@ def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> t
     if report is not True and report != "all":
         raise ValueError(f"report={report!r}: expected False, True or 'all'")
     images = len(targets.norms[known[0]].sample) if known else 0
-    if images < FEWEST:
+    if images < MIN_IMAGES:
         held = f"only {images} images" if known else "no norm of this model"
         raise ValueError(
             f"report={report!r}: these targets hold {held}, so they cannot tell an unusual image; calibrate a model "
-            f"with norms on {FEWEST} images or more"
+            f"with norms on {MIN_IMAGES} images or more"
         )
     return tuple(known if report == "all" else known[:1])
 
 
-def _fit(target: NormTarget, names: Tensor) -> Gate:
+def _fit_gate(target: NormTarget, names: Tensor) -> Gate:
     """A gate that reads one norm, fitted to its sampled images, which have these `names`."""
     kept = target.sample.double()
     moments = _five_rows(torch.cat([kept[:, :1], kept[:, 1:4].square(), kept[:, 4:]], dim=1))

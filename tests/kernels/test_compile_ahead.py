@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trueup.kernels.cuda import compile_ahead, maps
-from trueup.kernels.cuda.compile_ahead import Need, compile_together, put_off
+from trueup.kernels.cuda.compile_ahead import KernelSpec, compile_together, skip_uncompiled
 
 CUDA = torch.device("cuda")
 
@@ -59,12 +59,12 @@ def several_cores(monkeypatch):
 
 
 def need(kernel, add=False):
-    return Need(kernel, (torch.float32, 2), (64, add), (("num_warps", 2),), CUDA)
+    return KernelSpec(kernel, (torch.float32, 2), (64, add), (("num_warps", 2),), CUDA)
 
 
 def a_pass(*sites):
     """A forward pass with a list of needed kernels per site; it returns at which sites it did without."""
-    return lambda: [put_off(needs) for needs in sites]
+    return lambda: [skip_uncompiled(needs) for needs in sites]
 
 
 def test_a_pass_is_repeated_when_all_that_it_needs_has_been_compiled_in_threads():
@@ -117,14 +117,14 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_launch():
 def test_an_error_of_the_model_leaves_no_pass_behind():
     with pytest.raises(ZeroDivisionError):
         compile_together(lambda: 1 / 0, lambda: True)
-    assert not put_off([need(Kernel())])
+    assert not skip_uncompiled([need(Kernel())])
 
 
 def test_threads_do_not_see_each_others_passes():
     found = []
 
     def run():
-        other = threading.Thread(target=lambda: found.append(put_off([need(Kernel())])))
+        other = threading.Thread(target=lambda: found.append(skip_uncompiled([need(Kernel())])))
         other.start()
         other.join()
 

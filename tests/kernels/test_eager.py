@@ -9,7 +9,7 @@ from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup import kernels
-from trueup.kernels.eager import nothing_watches
+from trueup.kernels.eager import is_plain_eager
 
 
 class Recorder(TorchDispatchMode):
@@ -25,7 +25,7 @@ class Recorder(TorchDispatchMode):
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_nothing_watches_plain_inference(mode):
     with mode():
-        assert nothing_watches(torch.zeros(2), None, torch.zeros(2))
+        assert is_plain_eager(torch.zeros(2), None, torch.zeros(2))
 
 
 def under_a_mode(look, a):
@@ -55,7 +55,7 @@ def test_what_watches_is_noticed(call):
     seen = []
 
     def look(x):
-        seen.append(nothing_watches(x))
+        seen.append(is_plain_eager(x))
         return x * 1
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Devices: checking a name that a user gave, and names for records and tables."""
+"""Check the device name that a user gave, and name devices in records and tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Locks between processes: one at a time writes a file or a folder.
+"""Locks between processes: only one at a time writes a file or a folder.
 
-The operating system releases a lock when its process ends, also when it is killed. At most an empty file stays
-behind, which the next process uses and removes.
+The operating system releases a lock when its process ends or is killed. At most an empty file is left, which the next
+process uses and removes.
 """
 
 from __future__ import annotations

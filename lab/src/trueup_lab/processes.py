@@ -1,4 +1,4 @@
-"""Work shared by the processes that torchrun starts, or done by a single process."""
+"""Share work among the processes that torchrun starts, or do it all in a single process."""
 
 from __future__ import annotations
 

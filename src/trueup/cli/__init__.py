@@ -54,8 +54,8 @@ def application() -> typer.Typer:
 
 def prepare_process() -> None:
     """Set what must be set before torch is imported, unless the user has set it."""
-    # Threads that wait sleep instead of spinning. Where other jobs keep the cores busy, spinning threads take the time
-    # from the one that is waited for: with nine other jobs on two cores, twelve batches of 60 digits in a ResNet-20
+    # Waiting threads sleep instead of spinning. On busy cores, a spinning thread takes time from the one that it waits
+    # for: with nine other jobs on two cores, twelve batches of 60 digits in a ResNet-20
     # took 29 and 55 s with spinning threads, 1.8 and 2.6 s with sleeping ones, and 5.4 and 6.1 s with one thread.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
@@ -81,7 +81,7 @@ def _group(
     del version, debug  # `Guarded` looks for --debug anywhere in the command
 
 
-def show_targets(path: Annotated[Path, typer.Argument(help="A file that Targets.save wrote.")]) -> None:
+def show_targets(path: Annotated[Path, typer.Argument(help="Targets file, as Targets.save writes it.")]) -> None:
     """Print what a targets file holds, and what calibration decided."""
     from trueup import Targets
 

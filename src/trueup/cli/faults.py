@@ -1,4 +1,4 @@
-"""Errors of a command in one sentence: what, where, and the way out.
+"""Report the errors of a command in one sentence: what went wrong, where, and what to do.
 
 Every subcommand runs inside `Guarded`. Errors of users, files and devices become one line and exit status 2. Anything
 else is a fault of ours: one line that says so, and exit status 1. `--debug`, or TRUEUP_DEBUG=1, shows the traceback.
@@ -84,8 +84,8 @@ def _sentences() -> Iterator[None]:
             raise typer.Exit(2) from error
         where = _place(error)
         typer.echo(
-            f"error: this should not happen ({type(error).__name__}: {error}{where}); report it, with the traceback "
-            "that the same command shows with --debug",
+            f"error: this should not happen ({type(error).__name__}: {error}{where}); please report it, with the "
+            "traceback that --debug shows",
             err=True,
         )
         raise typer.Exit(1) from error

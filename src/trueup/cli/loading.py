@@ -38,7 +38,7 @@ def load_model(name: str) -> NamedModel:
         for loader in LOADERS:
             if (found := loader(name)) is not None:
                 return found
-        known = "" if LOADERS else "; names of models need the laboratory: pip install ./lab"
+        known = "" if LOADERS else "; model names need the laboratory: pip install trueup-lab"
         raise ValueError(f"{name}: expected package.module:function, a function that returns the model{known}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -12,14 +12,12 @@ def report(
     model: Annotated[
         str,
         typer.Argument(
-            help="package.module:function that returns the model, or (model, preprocess); with the laboratory also a "
-            "model file or the name of a bundled model."
+            help="package.module:function that returns the model, or (model, preprocess). With trueup-lab also a "
+            "model file, or the name of a bundled model."
         ),
     ],
-    targets: Annotated[Path, typer.Argument(help="A file that Targets.save wrote.")],
-    images: Annotated[
-        Path, typer.Argument(help="A folder of images, or a .npy file of inputs as the model takes them.")
-    ],
+    targets: Annotated[Path, typer.Argument(help="Targets file, as Targets.save writes it.")],
+    images: Annotated[Path, typer.Argument(help="Folder of images, or .npy file of model inputs.")],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     against: Annotated[Path | None, typer.Option(help="A second set to compare with, such as last week's.")] = None,
     classes: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,

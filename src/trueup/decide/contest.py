@@ -1,4 +1,4 @@
-"""The contest of settings: on clean images, then, for those within the limits, on perturbed copies of them."""
+"""Try settings on clean images, and those within the limits also on perturbed copies of the images."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PER_IMAGE = 3  # perturbations of each level that an image gets, in turn
 
 
 class Contest:
-    """The model as it is, and every candidate, on this rank's images.
+    """The uncorrected model and every candidate setting, tried on this rank's images.
 
-    First on clean ones: who breaks a limit there cannot be chosen, and need not meet the perturbed ones.
+    Clean images come first: a setting that breaks a limit there cannot be chosen, and is not tried any further.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Contest:
         self._kept = torch.zeros(len(self._rules), 1 + len(levels), self._images, dtype=torch.float64, device="cpu")
         self._moved = torch.zeros(len(self._rules), dtype=torch.float64, device="cpu")
 
-    def meet_clean_images(self) -> None:
-        """Count the answers that each keeps on clean images, and how far it moves scores."""
+    def try_clean_images(self) -> None:
+        """Count the answers that each setting keeps on clean images, and measure how far it moves scores."""
         for (numbers, batch), said in zip(self._batches, self._own, strict=True):
-            outputs = self._meet(batch.to(self._device), said, numbers, 0, 1.0)
+            outputs = self._try(batch.to(self._device), said, numbers, 0, 1.0)
             uncorrected = next(outputs)
             for k, output in enumerate(outputs, start=1):
                 self._moved[k] += relative_change(uncorrected, output).sum()
 
     def keep(self, which: Sequence[bool]) -> None:
-        """Go on with some; the first is the model as it is."""
+        """Drop all settings except some. The first is the uncorrected model."""
         if not self._batches:
             return
         self._rules = list(itertools.compress(self._rules, which))
@@ -69,15 +69,15 @@ class Contest:
         rows = [k for k, kept in enumerate(which) if kept]
         self._kept, self._moved = self._kept[rows], self._moved[rows]
 
-    def meet_perturbed_images(self) -> None:
-        """Count the answers that each keeps on perturbed copies."""
+    def try_perturbed_images(self) -> None:
+        """Count the answers that each setting keeps on perturbed copies."""
         for (numbers, batch), said in zip(self._batches, self._own, strict=True):
             for level, inputs, rows in perturbed_copies(batch.to(self._device), numbers, self._scales, self._levels):
-                for _ in self._meet(inputs, said[rows.to(said.device)], numbers[rows], level, 1 / PER_IMAGE):
+                for _ in self._try(inputs, said[rows.to(said.device)], numbers[rows], level, 1 / PER_IMAGE):
                     pass
 
     def trials(self) -> tuple[Trial, ...]:
-        """What was counted so far; empty without images."""
+        """The trials so far; empty without images."""
         if not self._batches:
             return ()
         values = (self._kept.new_tensor(WEIGHTS)[:, None] * self._kept).sum(dim=1)
@@ -95,8 +95,8 @@ class Contest:
             for k, rule in enumerate(self._rules)
         )
 
-    def _meet(self, inputs: Inputs, said: Tensor, numbers: Tensor, level: int, weight: float) -> Iterator[Any]:
-        """Yield the output of each, and count the answers that are what the model said of the clean images."""
+    def _try(self, inputs: Inputs, said: Tensor, numbers: Tensor, level: int, weight: float) -> Iterator[Any]:
+        """Yield the output of each setting, and count its answers that equal the model's own on clean images."""
         for k, network in enumerate(self._networks):
             now, output = answer_of(network, inputs.to(None, copy=True), self._answer)
             self._kept[k, level].index_add_(0, numbers, weight * agreement(now, said).cpu())
@@ -138,16 +138,16 @@ def _changed(rule: Evidence, lost: Tensor) -> float:
 
 
 class Progress:
-    """Passes done and to be done, in images. Some may turn out not to be needed."""
+    """Progress in images that passed through a model. Fewer than the total may turn out to be needed."""
 
     def __init__(self, report: Callable[[int, int], None], total: int) -> None:
         self._report, self._done, self._total = report, 0, total
 
     def add(self, images: int) -> None:
-        """Report some more passes."""
+        """Report more images."""
         self._done += images
         self._report(min(self._done, self._total - 1), self._total)
 
     def finish(self) -> None:
-        """Report that all is done."""
+        """Report the end."""
         self._report(self._total, self._total)

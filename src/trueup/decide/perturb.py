@@ -3,7 +3,8 @@
 They stand in for the unknown shifts of a deployment: random noise of any spectrum, random small filters, random tone
 curves, mixed channels and patches, each drawn with as little structure as possible (in the spirit of PRIME, Modas et
 al., 2022). None copies a benchmark's corruption. Everything is relative to the range and the spread that the clean
-images themselves have, and every image's draw depends only on its number and the seed.
+images themselves have, and every image's draw depends only on its number and the seed. `trueup.decide.search` chooses
+the levels.
 """
 
 from __future__ import annotations

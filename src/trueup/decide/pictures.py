@@ -1,4 +1,4 @@
-"""The pictures among a model's inputs: which tensors can be perturbed, and a batch with all of them perturbed.
+"""Find the pictures among a model's inputs, the tensors that can be perturbed, and perturb all of them.
 
 A picture is a floating-point tensor `(batch, channels, height, width)`, a list of images `(channels, height, width)`,
 or a video `(batch, channels, frames, height, width)` or `(batch, frames, channels, height, width)`. A model may have
@@ -18,8 +18,8 @@ from torch import Tensor
 from trueup.decide.perturb import Scale, perturb
 from trueup.graph import Inputs, is_list_of_images, rebuilt
 
-SMALLEST = 4  # rows and columns of a picture beside others; a mask (batch, 1, 1, tokens) is none
-MOST_CHANNELS = 4  # of a video, to tell its channels from its frames
+SMALLEST = 4  # rows and columns, at least, of a picture beside others; a mask (batch, 1, 1, tokens) is not one
+MOST_CHANNELS = 4  # of a video; tells its channels from its frames
 
 Scales = Mapping[int, Scale]
 """Units of each picture, by its place among the tensors that have an entry per image."""

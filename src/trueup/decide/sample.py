@@ -1,4 +1,4 @@
-"""Clean images that are kept for the decision."""
+"""Clean images that are kept for the decision. For those whose statistics are kept, see `targets.accumulate`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from trueup.decide.pictures import kind_of, largest_image, reason_against, together
 from trueup.graph import Inputs
 
-IMAGES = 480  # kept at most: half of them tune, half of them try
-FEWEST = 50  # with fewer different images, nothing can be shown to be safe
+IMAGES = 480  # kept, at most: weights are learned on half of them, and settings tried on the others
+MIN_IMAGES = 50  # different images; with fewer, no setting can be shown to be safe
 BYTES = 1 << 30  # of images kept, at most
-SMALLEST_BATCH = 16  # a loader of single images should not mean single forward passes
+SMALLEST_BATCH = 16  # images are collected to such batches, even if the loader yields single images
 
 
 class ImageSample:
@@ -28,7 +28,7 @@ class ImageSample:
         """Keep images of a batch if their hashes `(batch,)` are small enough. Copies of an image are kept once."""
         inputs = Inputs.of(batch)
         self._batch = max(self._batch, len(inputs))
-        self._most = min(self._most, max(FEWEST, BYTES // max(1, largest_image(inputs))))
+        self._most = min(self._most, max(MIN_IMAGES, BYTES // max(1, largest_image(inputs))))
         known = set(self._hashes.tolist())
         largest = self._hashes[-1] if len(self._hashes) >= self._most else None
         fresh = [

@@ -1,10 +1,10 @@
 """The search for a model's own setting.
 
-Perturb clean images, and ask how often the corrected model says of the perturbed image what the model itself says of
-the clean one. That needs no labels. A setting is chosen if it keeps more answers than the uncorrected model, over a mix
-of clean, mildly and strongly perturbed images, changes few answers on the clean ones and hardly moves their scores.
-Weights of the evidence are learned first (`trueup.decide.tune`), on other images. `trueup.decide.contest` runs the
-trials, and `trueup.targets.decision.Decision.chosen` chooses among them.
+A setting is judged by how often the corrected model answers a perturbed image as the model itself answers the clean
+one. This needs no labels. A setting is chosen if it keeps more answers than the uncorrected model, over a mix of clean,
+mildly and strongly perturbed images, changes few answers on the clean ones and hardly moves their scores. Weights of
+the evidence are learned first (`trueup.decide.tune`), on other images. `trueup.decide.contest` runs the trials, and
+`trueup.targets.decision.Decision.chosen` chooses among them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trueup._ranks import gathered
 from trueup.decide.contest import PER_IMAGE, WEIGHTS, Contest, Progress, answer_of, perturbed_copies
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all, scales_of
-from trueup.decide.sample import FEWEST, ImageSample
+from trueup.decide.sample import MIN_IMAGES, ImageSample
 from trueup.decide.tune import GROUP, KINDS, START, STEPS, tuned_weights
 from trueup.graph import Inputs, Probe, Select, Site, Trace, device_of
 from trueup.rules import Evidence
@@ -68,7 +68,7 @@ MILD = 0.5  # level of perturbation
 STRONG = (1.5, 3.0, 6.0)  # the strong level is the first of these that ...
 FOOLED = 0.1  # ... changes this share of the model's answers; on an easy task, weaker ones do not tell settings apart
 LEVEL_IMAGES = 100  # images on which the strong level is found
-PASSES_PER_IMAGE = 4  # forward passes that one pass forth and back takes as long as, about
+PASSES_PER_IMAGE = 4  # time of a forward and backward pass, in forward passes, roughly
 TUNING_PASSES = PASSES_PER_IMAGE * STEPS * KINDS * GROUP * len(WEIGHTS)
 
 
@@ -87,13 +87,13 @@ def decide(
     Weights are learned on one half of the images, and settings tried on the other. With too few images for that, fixed
     settings are tried on all of them. Under `torch.distributed`, all ranks must call it with the same targets. Each
     learns from its own images and tries all candidates on them; weights are averaged, and trials pooled. `report` is
-    called with the number of forward passes done and to be done, in images.
+    called with the forward passes done so far and in total, in images.
     """
     reasons = gathered(_reason_to_skip(traced, targets, sample, select, max_changed))
     if (reason := next((found for found in reasons if found is not None), None)) is not None:
         return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
     device = device_of(traced.model)
-    may_tune = sum(gathered(len(sample))) >= 2 * _fewest(max_changed)
+    may_tune = sum(gathered(len(sample))) >= 2 * _min_images(max_changed)
     tuning, trying = sample.split() if may_tune else (sample, sample)
     batches = list(trying.batches())
     scales = scales_of([inputs for _, inputs in sample.batches()], device)
@@ -114,10 +114,10 @@ def decide(
         targets = _tuned(traced, targets, tuning, scales, levels, answer, select, progress)
     usable = [rule for rule in _candidates(targets) if _applies(rule, traced, targets, select)]
     contest = Contest(traced, targets, batches, own, scales, levels, usable, answer, select, progress)
-    contest.meet_clean_images()
+    contest.try_clean_images()
     clean = Decision(_pooled(contest.trials()), max_changed)
     contest.keep([clean.allows(trial) for trial in clean.trials])
-    contest.meet_perturbed_images()
+    contest.try_perturbed_images()
     progress.finish()
     refused = sum(not clean.allows(trial) for trial in clean.trials[1:])
     return replace(targets, decision=Decision(_pooled(contest.trials()), max_changed, refused=refused))
@@ -179,7 +179,7 @@ def _strong_level(
     answer: Answer,
     device: torch.device | None,
 ) -> float:
-    """The first of the strong levels that changes enough of the model's own answers, over the images of all ranks."""
+    """Find the first strong level that changes enough of the model's own answers, over the images of all ranks."""
     for level in STRONG[:-1]:
         lost, tried = 0.0, 0
         for (numbers, some), said in zip(_first(LEVEL_IMAGES, batches, device), own, strict=False):
@@ -243,9 +243,9 @@ def _applies(rule: Evidence, traced: Trace, targets: Targets, select: Select | N
     return there and (bool(targets.gate) or not rule.gated)
 
 
-def _fewest(max_changed: float) -> int:
-    """The fewest images that can show that a setting is safe."""
-    return max(FEWEST, math.ceil(1 / max_changed - 1e-9) - 1)
+def _min_images(max_changed: float) -> int:
+    """Number of images that it takes to show that a setting is safe."""
+    return max(MIN_IMAGES, math.ceil(1 / max_changed - 1e-9) - 1)
 
 
 def _reason_to_skip(
@@ -255,8 +255,8 @@ def _reason_to_skip(
     if not targets.norms or not any(_applies(rule, traced, targets, select) for rule in CANDIDATES):
         return "it has no norm that could be corrected, or `select` left them out"
     images = sum(gathered(len(sample)))
-    if images < FEWEST:
-        return f"{images} different images are too few to show that a setting is safe; give {FEWEST} or more"
+    if images < MIN_IMAGES:
+        return f"{images} different images are too few to show that a setting is safe; give {MIN_IMAGES} or more"
     if images < (fewest := math.ceil(1 / max_changed - 1e-9) - 1):
         return (
             f"{images} different images cannot show that at most {max_changed:.2%} of the answers change; give {fewest}"

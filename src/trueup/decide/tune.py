@@ -1,9 +1,9 @@
-"""Learning how much the evidence of each channel should count, from clean images and perturbed copies of them.
+"""Learn a weight for the evidence of each channel, from clean images and perturbed copies of them.
 
-A channel may stand out because of how a picture was taken, or because of what it shows, and how much a mistake costs
-depends on everything behind it. So the weights are learned: the corrected model should say of a perturbed image, and of
-the clean one, what the model itself says of the clean one. A few dozen steps of gradient descent at calibration; none
-at test time. No labels, and the model's own parameters are not touched.
+A channel may stand out because of how a picture was taken, or because of what it shows, and the cost of a mistake
+depends on all later layers. So the weights are learned: the corrected model should answer a perturbed image, and the
+clean one, as the model itself answers the clean one. This takes a few dozen steps of gradient descent at calibration,
+and none at test time. It needs no labels, and does not touch the model's own parameters.
 """
 
 from __future__ import annotations

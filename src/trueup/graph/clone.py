@@ -32,7 +32,7 @@ def clone(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     for module in modules_of(twin):
         for name, child in module.named_children():
             if (inner := _compiled(child)) is not None:
-                module._modules[name] = _Plain(inner)
+                module._modules[name] = _Uncompiled(inner)
     return twin
 
 
@@ -124,12 +124,12 @@ def _wrapped(model: nn.Module) -> nn.Module | None:
 
 def _compiled(module: object) -> nn.Module | None:
     """The module inside a wrapper of torch.compile."""
-    inner: Any = None if isinstance(module, _Plain) else getattr(module, "_orig_mod", None)
+    inner: Any = None if isinstance(module, _Uncompiled) else getattr(module, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else None
 
 
-class _Plain(nn.Module):
-    """Replaces a compiled part of a model: runs the same module, under the same names, uncompiled."""
+class _Uncompiled(nn.Module):
+    """Replaces a compiled part of a model: runs the same module uncompiled, under the same names."""
 
     _orig_mod: nn.Module
 

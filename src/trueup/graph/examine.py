@@ -1,4 +1,4 @@
-"""Run a model on a first batch to check its trace, find its sites and learn what their rows are."""
+"""Check a trace on a first batch, and classify its sites: one row per image, several rows per image, or other."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from trueup.targets import Site, Sites
 _Values = dict[str, Tensor]
 
 
-ENOUGH = 22  # images: unlikely to equal a number of windows, heads or positions
+PROBE_IMAGES = 22  # a batch size that is unlikely to equal a number of windows, heads or positions
 
 
 def examine(trace: Trace, inputs: Inputs) -> Trace:
-    """Check a trace on a first batch, and return it with the sites found there. The trace should own its buffers.
+    """Check a trace on a first batch, and return it with its sites classified. The trace should own its buffers.
 
-    If the trace computes something else than the model, the model is watched instead. A site with several rows per
-    image, one image after the other, becomes a folded site. Sites with any other rows are removed and listed in
-    `left`, unless they do not depend on the image at all, such as those of a network that computes position biases.
+    If the traced forward pass and the model disagree, the model is watched instead. A site with several rows per image,
+    one image after the other, becomes a folded site. Sites with any other rows are removed and listed in `left`. Sites
+    that do not depend on the image, such as those of a network that computes position biases, are removed unlisted.
 
-    This takes two forward passes and one of a single image, on the first images of a large batch if the model accepts a
-    smaller one.
+    This takes two forward passes of the batch and one of a single image. If the model accepts smaller batches, only the
+    first images of a large batch are used.
     """
     images = inputs.images
-    if images is not None and images.dim() > 3 and len(inputs) > ENOUGH:
+    if images is not None and images.dim() > 3 and len(inputs) > PROBE_IMAGES:
         try:
-            return _examined(trace, inputs.part(0, ENOUGH))
+            return _examined(trace, inputs.part(0, PROBE_IMAGES))
         except ValueError:  # a fixed batch size, or an error that the whole batch will show again
             pass
     return _examined(trace, inputs)
@@ -44,39 +44,39 @@ def examine(trace: Trace, inputs: Inputs) -> Trace:
 
 def _examined(trace: Trace, inputs: Inputs) -> Trace:
     survey = None if trace.graph is None else _Survey(trace)
-    if survey is not None and (why := _not_as_traced(trace, inputs, survey)):
+    if survey is not None and (why := _trace_fault(trace, inputs, survey)):
         if own := [a.__name__ for a in trace.activations if not isinstance(a, type)]:
             raise TraceError(f"{why}, and the function {own[0]} (activations=) can only be found by tracing")
         trace = trace.watched(Sites(traced=False, why=why))
     if trace.graph is None:
         trace, survey = trace.watched(_discover(trace, inputs)), None
     survey = survey or _Survey(trace)
-    odd = survey.odd(inputs)
-    if not odd:
+    irregular = survey.irregular(inputs)
+    if not irregular:
         return trace
-    folded, constant = survey.sort_out(inputs, odd)
+    folded, constant = survey.classify(inputs, irregular)
     sites = [_folded(site) if site.name in folded else site for site in trace.sites]
-    kept = [site for site in sites if site.name not in odd or site.name in folded]
-    left = [site.name for site in sites if site.name in odd and site.name not in (*folded, *constant)]
+    kept = [site for site in sites if site.name not in irregular or site.name in folded]
+    left = [site.name for site in sites if site.name in irregular and site.name not in (*folded, *constant)]
     return trace.known(trace.sites.of(kept, left=left))
 
 
-def _not_as_traced(trace: Trace, inputs: Inputs, survey: _Survey) -> str:
-    """Reason why the trace computes something else than the model on these inputs; empty if it does not."""
+def _trace_fault(trace: Trace, inputs: Inputs, survey: _Survey) -> str:
+    """Reason why the traced forward pass and the model disagree on these inputs; empty if they agree."""
     kind = type(trace.model).__name__
     names = list(inspect.signature(trace.model.forward).parameters)
     if differ_from(fixed_inputs(trace.model), names, inputs.args, inputs.kwargs):
-        return f"{kind} is given optional inputs, but tracing fixes them at their defaults"
+        return f"{kind} is called with optional inputs, but tracing fixes them at their defaults"
     own = run(trace.model, inputs, trace.model)
     try:
-        traced = survey.look_at(inputs)
+        traced = survey.record(inputs)
     except ValueError:  # the model runs, its trace does not
         return f"the traced forward pass of {kind} does not run on these inputs"
     if _alike(traced, own):
         return ""
     return (
-        f"the outputs of {kind} differ from those of its traced forward pass: something in it changes from call to "
-        "call, or depends on the input in a way that cannot be traced"
+        f"the outputs of {kind} differ from those of its traced forward pass: it changes from call to call, or depends "
+        "on the input in a way that cannot be traced"
     )
 
 
@@ -105,56 +105,57 @@ def _discover(trace: Trace, inputs: Inputs) -> Sites:
 
 
 class _Survey:
-    """Runs a model and records the values at all sites, whatever their first dimension is."""
+    """Runs a model and records the number of rows at every site, and the values at some."""
 
     def __init__(self, trace: Trace) -> None:
         self._model, self._values, self._keep = trace.model, _Values(), set[str]()
-        self._module = Instrumented(trace, lambda site: _Look(self, site.name))
-        self._looked_at: Inputs | None = None
+        self._module = Instrumented(trace, lambda site: _Recorder(self, site.name))
+        self._recorded: Inputs | None = None
 
-    def show(self, name: str, a: Tensor) -> None:
+    def store(self, name: str, a: Tensor) -> None:
+        """Keep the value of a site in `keep`; of others, an empty tensor with as many rows."""
         self._values[name] = a.clone() if name in self._keep else a.new_empty(0).expand(a.shape[0], 0)
 
     def run(self, inputs: Inputs, keep: Collection[str] = ()) -> _Values:
         """Values at the sites in `keep`; at the others, empty tensors with the same number of rows."""
-        if keep or inputs is not self._looked_at:
-            self.look_at(inputs, keep)
+        if keep or inputs is not self._recorded:
+            self.record(inputs, keep)
         return self._values
 
-    def look_at(self, inputs: Inputs, keep: Collection[str] = ()) -> Any:
-        """Output of the forward pass whose values `run` returns."""
+    def record(self, inputs: Inputs, keep: Collection[str] = ()) -> Any:
+        """Run the model, store the values, and return the model's output."""
         self._values, self._keep = {}, set(keep)
         output = run(self._module, inputs, self._model)
-        self._looked_at = None if keep else inputs
+        self._recorded = None if keep else inputs
         return output
 
-    def odd(self, inputs: Inputs) -> set[str]:
-        """Names of the sites that do not have one row per image, in this batch or in one of another size."""
+    def irregular(self, inputs: Inputs) -> set[str]:
+        """Names of the sites without one row per image, in this batch or in one of another size."""
         count = len(inputs)
         rows = {name: a.shape[0] for name, a in self.run(inputs).items()}
-        odd = {name for name, n in rows.items() if n != count}
+        irregular = {name for name, n in rows.items() if n != count}
         other = inputs.part(0, 1) if count > 1 else _with_another(inputs)
         try:
             again = self.run(other)
         except ValueError as error:
             images = inputs.images
             if images is None or images.dim() != 3:
-                return odd  # the model has a fixed batch size
+                return irregular  # the model has a fixed batch size
             raise ValueError(
-                f"{type(self._model).__name__} runs on images of shape {tuple(images.shape)} but not on one of the "
-                f"{count} rows alone, so the first dimension does not count images; give a batch: image[None]"
+                f"{type(self._model).__name__} runs on images of shape {tuple(images.shape)} but not on one of their "
+                f"{count} rows, so the first dimension does not count images; give a batch: image[None]"
             ) from error
-        return odd | {name for name in rows if name not in again or again[name].shape[0] != len(other)}
+        return irregular | {name for name in rows if name not in again or again[name].shape[0] != len(other)}
 
-    def sort_out(self, inputs: Inputs, odd: set[str]) -> tuple[set[str], set[str]]:
-        """Names of folded sites, and of those that do not depend on the image: run two images together and alone."""
+    def classify(self, inputs: Inputs, irregular: set[str]) -> tuple[set[str], set[str]]:
+        """Names of the folded sites and of those that ignore the image. Runs two images together and each alone."""
         pair = inputs.part(0, 2) if len(inputs) > 1 else _with_another(inputs)
         try:
-            both, first, second = (self.run(part, odd) for part in (pair, pair.part(0, 1), pair.part(1, 2)))
+            both, first, second = (self.run(part, irregular) for part in (pair, pair.part(0, 1), pair.part(1, 2)))
         except ValueError:
             return set(), set()
         folded, constant = set(), set()
-        for name in odd & both.keys() & first.keys() & second.keys():
+        for name in irregular & both.keys() & first.keys() & second.keys():
             a, b, c = both[name], first[name], second[name]
             if len(a) == len(b) + len(c) and len(b) == len(c) and _close(a, torch.cat([b, c])):
                 folded.add(name)
@@ -163,13 +164,13 @@ class _Survey:
         return folded, constant
 
 
-class _Look(nn.Module):
+class _Recorder(nn.Module):
     def __init__(self, survey: _Survey, name: str) -> None:
         super().__init__()
         self._survey, self._name = survey, name
 
     def forward(self, a: Tensor) -> Tensor:
-        self._survey.show(self._name, a)
+        self._survey.store(self._name, a)
         return a
 
 

@@ -1,4 +1,4 @@
-"""Fold and unfold the batch: a model may make several rows of one image, such as windows or groups of tokens."""
+"""Fold and unfold the batch, for models that turn one image into several rows, such as windows or token groups."""
 
 from __future__ import annotations
 

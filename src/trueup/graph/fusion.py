@@ -1,7 +1,7 @@
-"""Decide where a placed module can also do its neighbours' work: a batch norm, a residual sum and a ReLU.
+"""Find the operations around a site that its module can fuse: a norm, a residual sum, and a ReLU or ReLU6.
 
-The pattern is a chain, norm -> sum -> ReLU. The site is its first element (a norm) or its last (a ReLU). This file
-decides from the graph alone; whether a chain runs as one kernel is decided by `trueup.kernels`.
+The pattern is norm -> sum -> ReLU. The site is the first of these (a norm) or the last (a ReLU). The graph alone
+decides here; `trueup.kernels.dispatch` decides whether the chain then runs as one kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RELUS: dict[str, dict[str, Any]] = {"relu": {"relu": True}, "relu6": {"relu": T
 
 
 class Chain(NamedTuple):
-    """Nodes that a placed module replaces, in their order, and the arguments that make it do their work."""
+    """Nodes that a placed module replaces, in order, and the arguments that tell it to do their work."""
 
     nodes: list[fx.Node]
     arguments: dict[str, Any]
@@ -41,10 +41,10 @@ def chain_after(
     readers: Collection[fx.Node] = (),
     kept: Collection[fx.Node] = (),
 ) -> Chain:
-    """Find the sum and the ReLU after `node` that a module with "add", "relu" or "relu6" in `fuses` can take over.
+    """Find the sum and the ReLU after `node` that a module can fuse if it `fuses` "add", "relu" or "relu6".
 
-    A value with another user ends the chain, and so does a node in `kept`. `readers` read the value of `node` anyway
-    and do not count as users. An in-place sum must write into the value: the residual's memory is read elsewhere.
+    The chain ends at a value with a second user, and before a node in `kept`. `readers` of the value of `node` do not
+    count as users. An in-place sum must write into the value, because the residual's memory is read elsewhere.
     """
     nodes: list[fx.Node] = []
     arguments: dict[str, Any] = {}
@@ -74,10 +74,10 @@ def chain_before(root: nn.Module, node: fx.Node, fuses: Collection[str]) -> tupl
 
 
 def can_defer_norm(root: nn.Module, node: fx.Node, call: fx.Node, fuses: Collection[str]) -> bool:
-    """Whether `node` is a norm that a later `call` of a module which `fuses` norms of its kind can apply instead.
+    """Whether the norm at `node` can be applied by the module that `call` calls, which `fuses` certain kinds of norm.
 
-    Unless the call comes right after it, it must be the only user of its input, and no node in between may write in
-    place: that could be the same memory under another name.
+    If other nodes lie between the two, the norm must be the only user of its input, and none of those nodes may write
+    in place: it could overwrite that input under another name.
     """
     norm = norm_of(root.get_submodule(str(node.target))) if node.op == "call_module" else None
     kind = "batch_norm" if isinstance(norm, BatchNorm) else "layer_norm"
@@ -96,7 +96,7 @@ def can_defer_norm(root: nn.Module, node: fx.Node, call: fx.Node, fuses: Collect
 
 
 def norm_of(module: nn.Module) -> BatchNorm | LayerNorm | None:
-    """The computation of a module as it is now, if it is torch's own batch norm or layer norm of the last dimension."""
+    """Current values of torch's own batch norm, or layer norm over the last dimension; None for any other module."""
     if type(module) is not nn.LayerNorm:
         return batch_norm_of(module)
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
@@ -106,11 +106,11 @@ def norm_of(module: nn.Module) -> BatchNorm | LayerNorm | None:
 
 
 def batch_norm_of(module: nn.Module) -> BatchNorm | None:
-    """Tensors of a module if it is torch's own batch norm in evaluation mode with running statistics; else None."""
+    """Current values of torch's own batch norm in evaluation mode with running statistics; None for other modules."""
     if type(module) not in _BATCH_NORMS:  # a subclass may do more
         return None
     assert isinstance(module, _BATCH_NORMS)
-    # Not as attributes: torch looks each of them up in 0.7 microseconds, at every site of every forward pass.
+    # Read from the dictionaries: each attribute lookup takes 0.7 microseconds, at every site of every forward pass.
     buffers, parameters = module._buffers, module._parameters
     mean, variance = buffers.get("running_mean"), buffers.get("running_var")
     weight, bias = parameters.get("weight"), parameters.get("bias")
@@ -147,7 +147,7 @@ def _only_user(node: fx.Node, readers: Collection[fx.Node] = ()) -> fx.Node | No
 
 
 def _residual(root: nn.Module, node: fx.Node, value: fx.Node) -> tuple[fx.Node, Order] | None:
-    """The other summand and the order of a node that adds it to `value`; None if the node is no such sum."""
+    """The summand that `node` adds to `value`, and their order; None if the node is not a sum of the two."""
     if node.target not in _SUMS.get(node.op, ()) or node.kwargs or len(node.args) != 2:
         return None
     first, second = node.args

@@ -1,4 +1,4 @@
-"""Faster code for a graph's forward pass: look up each object on the way to a module once.
+"""Speed up the code of a traced forward pass: look up each object on the path to a module once.
 
 torch.fx writes every module as a path from the root, `self.model.layer1.block.conv`. Each step is a call of
 `nn.Module.__getattr__`. In a network of a hundred layers these calls take as long as ten layers.
@@ -18,7 +18,7 @@ def hoisted(_current: object) -> Callable[[list[str]], list[str]]:
 
 
 def hoist_paths(lines: list[str]) -> list[str]:
-    r"""Rewrite lines of code so that each object on the way to an attribute of `self` is looked up once.
+    r"""Rewrite generated code to look up each object on a path from `self` once.
 
     >>> print("".join(hoist_paths(["a = self.model.one(x)\n", "return self.model.two(a)\n"])))
     on_path_0 = self.model
@@ -31,12 +31,12 @@ def hoist_paths(lines: list[str]) -> list[str]:
     while local in text:  # taken by a node
         local = f"_{local}"
     tree = _Shorten(names, local).visit(ast.parse(text))
-    first = [f"{name} = {_spelled(names, path)}\n" for path, name in names.items()]
+    first = [f"{name} = {_code_for(names, path)}\n" for path, name in names.items()]
     return [*first, *(ast.unparse(statement) + "\n" for statement in tree.body)]
 
 
 class _Shorten(ast.NodeTransformer):
-    """Replaces the objects on the way to attributes of `self` by local names, and collects the names."""
+    """Replaces the objects on paths from `self` by local names, and collects the names."""
 
     def __init__(self, names: dict[Path, str], local: str) -> None:
         self._names, self._local = names, local
@@ -53,7 +53,7 @@ class _Shorten(ast.NodeTransformer):
             return self.generic_visit(node)
         for end in range(1, len(path)):
             self._names.setdefault(path[:end], f"{self._local}{len(self._names)}")
-        return ast.parse(_spelled(self._names, path), mode="eval").body
+        return ast.parse(_code_for(self._names, path), mode="eval").body
 
 
 def _path(node: ast.AST) -> Path | None:
@@ -75,7 +75,7 @@ def _path(node: ast.AST) -> Path | None:
     return None if found is None else (*found, name)
 
 
-def _spelled(names: dict[Path, str], path: Path) -> str:
+def _code_for(names: dict[Path, str], path: Path) -> str:
     """Code for a path: the local name of all but its last step, then that step."""
     *before, last = path
     root = names.get(tuple(before), "self")

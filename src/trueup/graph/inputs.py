@@ -1,4 +1,4 @@
-"""A batch as a model takes it, and the tensors in nested inputs and outputs."""
+"""`Inputs`: one batch as the arguments of a model. Walks over nested inputs and outputs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Inputs:
 
     @classmethod
     def of(cls, value: Any) -> Inputs:
-        """Inputs as they are; anything else becomes the only positional argument."""
+        """Return `Inputs` unchanged; make anything else the only positional argument."""
         return value if isinstance(value, Inputs) else cls((value,))
 
     @classmethod
     def of_example(cls, value: Any) -> Inputs:
-        """A tuple of positional arguments, a dictionary of keyword arguments, or one positional argument."""
+        """Read an example: a tuple of positional, or a dictionary of keyword arguments, or one positional argument."""
         if isinstance(value, Mapping):
             return cls((), dict(value))
         return cls(value) if isinstance(value, tuple) else cls.of(value)

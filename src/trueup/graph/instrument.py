@@ -19,7 +19,6 @@ from trueup.graph.clone import clone, device_of, loose_tensors, modules_of
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
 from trueup.graph.hoist import hoisted
 from trueup.graph.memory import is_repeatable
-from trueup.graph.ordinary import LikeItsModel, function_of, strip_prefix
 from trueup.graph.rewire import (
     call_before_output,
     combine_values,
@@ -33,6 +32,7 @@ from trueup.graph.rewire import (
 from trueup.graph.trace import HOOKS, Place, Trace, differ_from, fixed_inputs, retrace
 from trueup.graph.watch import Watch, unwatch
 from trueup.graph.watched_pass import watched_pass
+from trueup.graph.wrapper import LikeItsModel, function_of, strip_prefix
 from trueup.targets import Site
 
 
@@ -56,16 +56,15 @@ class Instrumented(LikeItsModel):
     It shares the model's tensors but not its module objects, so neither can change the other's mode or structure. Its
     `state_dict` has the model's names. It starts in evaluation mode; in training mode it does what the model does.
     Moving or casting it leaves the model where it was. In evaluation mode, if the model was traced, forward hooks on
-    modules that contain others do not run. A call with another value for an optional input than the traced default is
-    watched.
+    modules that contain others do not run. If a call passes an optional input that differs from the traced default, the
+    model is watched during that call.
 
     A placed module may offer, in `fuses`, to do its neighbours' work: "batch_norm", "layer_norm", "add", "relu" and
-    "relu6". It is
-    then called with the input of that chain and `norm=` (the module), `residual=`, `order=`, `relu=` and, for a ReLU6,
-    `ceiling=`. This happens only where nothing else can notice: the neighbours are torch's own, nothing else reads the
-    values in between, nothing is placed there, and no hook exists when this module is made.
+    "relu6". It is then called with the input of that chain and `norm=` (the module), `residual=`, `order=`, `relu=`
+    and, for a ReLU6, `ceiling=`. Operations are fused only where nothing can tell the difference: they are torch's own,
+    no other node reads the values in between, nothing is placed there, and no hook exists when this module is made.
 
-    With a `reading`, every placed module is called with two values: the one at its site and the one that was read. At
+    With a `reading`, every placed module is called with two values: the value at its site and the reading. At
     sites before the last one that is read, `reading.place_before` is placed and called with one value.
 
     With a `report`, a second reading, the module returns `(output, value)`. Its `combine` gets the results of its

@@ -57,7 +57,7 @@ def is_aliased(model: nn.Module, node: fx.Node) -> bool:
 def is_repeatable(model: nn.Module, graph: fx.Graph) -> bool:
     """Whether a graph can run twice on one input: it writes neither into the input nor into the model's tensors.
 
-    False if it calls modules or functions that are not torch's and were not traced: what they do is not known.
+    False if it calls modules or functions that are not torch's and were not traced: their effects are unknown.
     """
     return not any(_is_foreign(model, node) or _writes_outside(model, node) for node in graph.nodes)
 

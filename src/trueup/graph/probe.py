@@ -1,4 +1,4 @@
-"""Look at the values at a model's sites without changing them."""
+"""Read the values at a model's sites without changing them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trueup.targets import Site
 class Probe:
     """Runs a model and shows the values at chosen sites.
 
-    `probe(inputs, look)` runs the model once, in evaluation mode and without gradients, and returns what
-    `look(site, a)` made of the activations `a` `(batch, ...)`, by the site's name. `inputs` are images or `Inputs`.
-    They are moved to the model's device and never changed, even by a model that works in place.
+    `probe(inputs, look)` runs the model once, in evaluation mode and without gradients. It calls `look(site, a)` on the
+    activations `a` `(batch, ...)` of each site, and returns the results by site name. `inputs` are images or `Inputs`;
+    they are moved to the model's device and never changed, even by a model that works in place.
 
     A site whose first dimension is not the batch is an error: `examine` leaves such sites out of a trace. The trace
     should own its buffers, because a model may count or average in them even in evaluation mode.
@@ -30,7 +30,7 @@ class Probe:
         self._look: Callable[[Site, Tensor], Any] = lambda _site, _a: None
         self._seen: dict[Site, tuple[int, Any]] = {}
         self.model = trace.model
-        self.module = Instrumented(trace, lambda site: _Window(self, site) if wanted(site) else None)
+        self.module = Instrumented(trace, lambda site: _Observer(self, site) if wanted(site) else None)
 
     def __call__(self, inputs: Tensor | Inputs, look: Callable[[Site, Tensor], Any]) -> dict[str, Any]:
         self._look, self._seen = look, {}
@@ -53,7 +53,7 @@ class Probe:
         self._seen[site] = a.shape[0], self._look(site, a)
 
 
-class _Window(nn.Module):
+class _Observer(nn.Module):
     def __init__(self, probe: Probe, site: Site) -> None:
         super().__init__()
         self._probe, self._site = probe, site
@@ -64,7 +64,7 @@ class _Window(nn.Module):
 
 
 def run(module: nn.Module, inputs: Inputs, model: nn.Module) -> Any:
-    """Run a module on a copy of the inputs, without gradients. Errors name the `model` and what it was given."""
+    """Run a module on a copy of the inputs, without gradients. Errors name the `model` and describe the inputs."""
     there = inputs.to(device_of(model), copy=True)
     try:
         with torch.inference_mode():

@@ -29,7 +29,7 @@ class Known:
         self.functions: tuple[Callable[..., Any], ...] = tuple(a for a in activations if not isinstance(a, type))
 
     def is_unit(self, module: nn.Module) -> bool:
-        """Whether a module is a site as a whole, so that no site is looked for inside it."""
+        """Whether a module is one site as a whole, whose inside is not searched."""
         named = isinstance(module, (*self.classes, *ACTIVATION_MODULES))
         return named or is_plain_norm(module) or declared_kind(module) is not None
 

@@ -1,4 +1,4 @@
-"""Edits to the graph of a forward pass."""
+"""Edit the graph of a forward pass: insert, replace and read nodes."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def read_values(graph: fx.Graph, nodes: Sequence[fx.Node], readers: str) -> list
 
 
 def combine_values(graph: fx.Graph, values: Sequence[fx.Node], target: str) -> fx.Node:
-    """Call the module `target` on the `values`, as soon as all are known."""
+    """Call the module `target` on the `values`, right after the last of them."""
     order = list(graph.nodes)
     with graph.inserting_after(max(values, key=order.index)):
         return graph.call_module(target, tuple(values))
 
 
 def call_before_output(graph: fx.Graph, target: str, *values: fx.Node) -> None:
-    """Call the module `target` on the `values` and return the result beside the output: (output, result)."""
+    """Call the module `target` on the `values`, and make the graph return (output, result)."""
     end = next(node for node in reversed(graph.nodes) if node.op == "output")
     with graph.inserting_before(end):
         result = graph.call_module(target, values)

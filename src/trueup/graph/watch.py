@@ -1,4 +1,4 @@
-"""Watch a model as it runs: show every call of a known norm or activation to a visitor, which may change its value.
+"""Watch a model as it runs: a visitor sees every call of a known norm or activation, and may change its value.
 
 Nothing is traced, so any control flow works. Forward hooks see modules, and a `TorchFunctionMode` sees functions such
 as `F.relu`. torch.compile and torch.export trace through both.
@@ -20,7 +20,7 @@ from trueup.graph.trace import Trace
 from trueup.targets import Site
 
 Visit = Callable[[str, Site, Tensor], Tensor | None]
-"""Gets a call's name, its site (without the call's number) and its value; returns a new value, or None to keep it."""
+"""Receives a call's name, site (without the call's number) and value; returns a new value, or None to keep it."""
 
 
 class Watch:
@@ -39,17 +39,19 @@ class Watch:
         for path, module in nn.Module.named_modules(model):
             hidden = any(path.startswith(outer) for outer in inside)
             leaf = isinstance(module, leaves)
-            unit = self._known.is_unit(module) or (not list(module.children()) and _is_torchs(module))
+            unit = self._known.is_unit(module) or (not list(module.children()) and _is_from_torch(module))
             if hidden:
                 continue
             if leaf or self._known.is_unit(module):
                 inside.append(f"{path}.")
             if functions:
-                _first(module._forward_pre_hooks, module.register_forward_pre_hook(_Enter(self, path, leaf or unit)))
+                _move_first(
+                    module._forward_pre_hooks, module.register_forward_pre_hook(_Enter(self, path, leaf or unit))
+                )
             match = None if leaf or not (paths is None or path in paths) else self._known.module(path, module)
             hook = _Leave(self, functions, None if match is None else match.site)
             if functions or match is not None:
-                _first(module._forward_hooks, module.register_forward_hook(hook))
+                _move_first(module._forward_hooks, module.register_forward_hook(hook))
 
     def __call__(self, model: nn.Module, visit: Visit, *args: Any, **kwargs: Any) -> Any:
         """Run and watch the model, or a replica of it with the same hooks."""
@@ -92,7 +94,7 @@ class _Pass:
         self.callers: list[str | None] = []  # paths of the modules that are running; None inside a unit
 
     def at(self, site: Site, value: Any, in_place: bool) -> Any:
-        """Show a value to the visitor, and return the value to go on with."""
+        """Show a value to the visitor, and return the value with which the model continues."""
         name = self._numbering.name(site.name)
         if not isinstance(value, Tensor):
             return value
@@ -150,11 +152,11 @@ class _Functions(TorchFunctionMode):
         return self._now.at(match.site, out, in_place or flag)
 
 
-def _is_torchs(module: nn.Module) -> bool:
+def _is_from_torch(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
 
 
-def _first(hooks: Any, handle: Any) -> None:
+def _move_first(hooks: Any, handle: Any) -> None:
     """Move a new hook before all others, so that it sees what the module itself computed.
 
     The others are inserted again. After `move_to_end`, C code that walks an OrderedDict as a plain one, such as

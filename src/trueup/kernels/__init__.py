@@ -1,13 +1,13 @@
-"""The functions of `trueup.functional` at the speed of memory, on the CPU and on CUDA.
+"""Fast implementations of `trueup.functional`, on the CPU and on CUDA.
 
 `dispatch` holds the public functions and chooses the backend: `plain` (torch's own operators), `cpu` (numba), `cuda`
-(Triton) or `portable` (what every runtime has, for export). No other part of trueup imports numba or triton.
+(Triton) or `portable` (operators that every runtime has, for export). No other part of trueup imports numba or triton.
 
 `realign`, `moments` and `gate_values` are `functional.evidence` and `functional.gate` up to rounding. `transport` is
 `functional.correct` from a histogram instead of a sort: **values that share a bin count as equal**. Each takes the mean
-of the target over the ranks that its bin occupies, as equal values do in `functional.correct`. With t[first] and
-t[last] the ends of the target t over those ranks, no value ends up farther than `step * (t[last] - t[first])` from its
-exact place, plus `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/kernels.md derives it.
+of the target over the ranks that its bin occupies, as equal values do in `functional.correct`. If the target t runs
+from t[first] to t[last] over those ranks, a value's error is at most `step * (t[last] - t[first])`, plus
+`step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/kernels.md derives this bound.
 """
 
 from trueup.kernels.batch_norm import BatchNorm

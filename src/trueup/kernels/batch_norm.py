@@ -1,4 +1,4 @@
-"""A batch norm in evaluation mode, as a value that a kernel can apply while it reads."""
+"""A batch norm in evaluation mode as plain tensors, which a kernel can apply while it loads values."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The bins in which values are counted: computed from a float32's bits, so no pass is needed to find the range.
+"""Histogram bins, computed from the bits of a float32: no pass over the values is needed to find their range.
 
 The bits of a positive float, read as an integer, grow with its value, and their upper part is a logarithmic bin. Plain
-logarithmic bins would be far too fine near zero. So values are binned by `|a| + offset`, with 256 bins per octave and
-an `offset` of 1/8 to 1/16 of the target's largest value. Up to the offset, bins have one width, 1/256 of it. Beyond,
-over seven octaves, up to 8 to 16 times the target's largest value, they are 0.2 to 0.4 % wide. Outside this range, up
-to the largest float, a value's exponent alone is its bin; denormals count as zero. If rows may be negative, the bins
-are mirrored about the bin of zero.
+logarithmic bins would be far too fine near zero. Values are therefore binned by `|a| + offset`, with 256 bins per
+octave and an `offset` of 1/8 to 1/16 of the target's largest value. Up to the offset, bins have one width, 1/256 of it.
+Beyond, over seven octaves, up to 8 to 16 times the target's largest value, they are 0.2 to 0.4 % wide. Outside this
+range, up to the largest float, a value's exponent alone is its bin; denormals count as zero. If rows may be negative,
+the bins are mirrored about the bin of zero.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 BINS = 2048  # for rows without negative values; twice as many with them
-SHIFT = 15  # how far the bits of `|a| + offset` are shifted right
+SHIFT = 15  # low bits of `|a| + offset` that are shifted out
 FINE = 1 << (23 - SHIFT)  # bins per octave
 OCTAVES = 7  # octaves of `|a| + offset` that have fine bins
 BELOW = 3  # octaves from the target's largest value down to the offset
 OUTSIDE = 8  # octaves from the offset down to the width of its bins, below which the exponent is the bin
 SPAN = OUTSIDE + OCTAVES  # octaves that fine bins replace
 
-# No value falls into the last bin of the array, so a kernel may store something else there.
+# No value falls into the last bin of the array, so a kernel may use its entry for something else.
 assert 255 - SPAN + FINE * OCTAVES < BINS - 1
 
 

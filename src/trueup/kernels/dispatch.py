@@ -1,15 +1,15 @@
-"""The choice of a backend: the one module that knows which backends exist and what each of them can do.
+"""Choose the backend for each call. No other module knows which backends exist and what each of them can do.
 
-A backend is a package with functions of the same names and meanings.
+All backends are packages with the same functions.
 
 - `plain`: torch's own operators, on any device, at any width. It has all functions.
 - `cpu`: numba, where that is installed.
-- `cuda`: Triton, where that is installed. Only this one applies a batch norm, or the layer norm of tokens, itself.
-- `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`). It is
-  used where its constants are given.
+- `cuda`: Triton, where that is installed. Only this backend fuses a batch norm, or the layer norm of tokens.
+- `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`). The
+  caller provides its constants.
 
 The compiled backends take float32, bfloat16 and float16. Float64 and forward-mode derivatives take `plain` or
-`trueup.functional`. If gradients are wanted, a batch norm is a step of its own.
+`trueup.functional`. A batch norm that needs gradients is not fused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
 from trueup.kernels import operators, plain, portable
 from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.eager import nothing_watches
+from trueup.kernels.eager import is_plain_eager
 from trueup.kernels.forward_mode import has_tangent
 from trueup.kernels.layer_norm import LayerNorm
 from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
@@ -42,10 +42,10 @@ Result = TypeVar("Result")
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 _COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
 _COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_NOTHING = contextlib.nullcontext()
-_MAX_TOKEN_CHANNELS = 4096  # a kernel's program holds all channels of a token
-_FEWEST_TOKENS = 512  # of an image whose layer norm is fused: with 197, a ViT-S took 22 % longer for a single image
-_TRANSPORT_CHANNELS = [2**k for k in range(4, 13)]  # channels of a norm that fuses: they must divide a kernel's block
+_NO_CONTEXT = contextlib.nullcontext()
+_MAX_TOKEN_CHANNELS = 4096  # one program of the kernel holds all channels of a token
+_MIN_TOKENS = 512  # per image, to fuse its layer norm: with 197, a ViT-S took 22 % longer for a single image
+_TRANSPORT_CHANNELS = [2**k for k in range(4, 13)]  # at which a norm is fused: they must divide a kernel's block
 
 
 def realign(
@@ -69,11 +69,11 @@ def realign(
     depend on the batch or on the number of threads, to the last bit. Values that are not moved are rounded as by
     torch's operators one after the other, unless a norm is fused: that is not rounded in between.
 
-    `constants` returns those of the reference, for when it has to be done in ordinary operators; `may_close` says that
-    gate values may be 0.
+    `constants` returns the constants of the reference for the portable backend; `may_close` says that gate values may
+    be 0.
     """
     out: Tensor
-    direct = nothing_watches(a, residual, gate)
+    direct = is_plain_eager(a, residual, gate)
     if isinstance(norm, LayerNorm):
         if direct and residual is None and not relu and _realign_fuses_layer_norm(a, norm, channels):
             with _current_device(a):
@@ -121,7 +121,7 @@ def transport(
     sparse: bool,
     exact: bool = False,
     even_levels: bool = False,
-    ordinary: portable.Target | None = None,
+    portable_target: portable.Target | None = None,
     norm: BatchNorm | None = None,
     residual: Any = None,
     order: Order = "value first",
@@ -130,22 +130,22 @@ def transport(
     """Return `functional.correct` of relu(add(norm(a), residual)), from a histogram; the relu only if asked for.
 
     `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. With
-    `ordinary`, the same target, it is done in ordinary operators. `residual` and `order` are as in `realign`; "in
-    place" without a norm writes into `a`, as torch would. `exact` sorts instead, and so do float64 and forward-mode
-    derivatives. The result shares no memory with `a` and does not depend on the batch or on the number of threads, to
-    the last bit.
+    `portable_target`, the same target for the portable backend, that backend is used. `residual` and `order` are as in
+    `realign`; "in place" without a norm writes into `a`, as torch would. `exact` sorts instead, and so do float64 and
+    forward-mode derivatives. The result shares no memory with `a` and does not depend on the batch or on the number of
+    threads, to the last bit.
     """
     out: Tensor
-    if ordinary is not None:
+    if portable_target is not None:
         a = a if norm is None else norm(a)
         a = a if residual is None else add(a, residual, order)
         a = a.relu() if relu else a
-        return portable.transport(a, ordinary, step, location=location, sparse=sparse)
+        return portable.transport(a, portable_target, step, location=location, sparse=sparse)
     if relu and norm is not None and step > 0 and not exact and _transport_fuses_norm(a):
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
             rule = (curve, step, location == "keep", sparse)
-            direct = nothing_watches(a, residual)
+            direct = is_plain_eager(a, residual)
             compute = _compute_transport_after_norm if direct else torch.ops.trueup.transport_after_norm.default
             out = compute(a, *norm, residual, *rule)
             return out
@@ -155,7 +155,7 @@ def transport(
         levels = None if even_levels else curve[0]
         a = a.relu() if relu else a
         return functional.correct(a, curve[1], step, location=location, sparse=sparse, levels=levels)
-    compute = _compute_transport if nothing_watches(a) else torch.ops.trueup.transport.default
+    compute = _compute_transport if is_plain_eager(a) else torch.ops.trueup.transport.default
     out = compute(a, curve, step, location == "keep", sparse, relu)
     return out
 
@@ -166,7 +166,7 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
     if in_ordinary_operators(a):
         return portable.moments(a, bands=bands)
     if _has_compiled_maps(a):
-        compute = _compute_moments if nothing_watches(a) else torch.ops.trueup.moments.default
+        compute = _compute_moments if is_plain_eager(a) else torch.ops.trueup.moments.default
         out: Tensor = compute(a, bands)
         return out
     return plain.moments(a, bands)
@@ -185,12 +185,12 @@ def gate_values(
     """Gate value per image `(batch,)` float32: least + (1 - least) g, without a gradient.
 
     `moments` are `functional.evidence.moments` at the norms that the gate reads, `floors` theirs as `gate.features`
-    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`. With `constants`, those of
-    gate and floors, it is done in ordinary operators.
+    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`. `constants`, those of the gate and its
+    floors for the portable backend, select that backend.
     """
     if constants is not None:
         return portable.gate_values(moments, constants, budget, ramp, least)
-    if moments[0].is_cpu and _COMPILED["cpu"] and nothing_watches(*moments):
+    if moments[0].is_cpu and _COMPILED["cpu"] and is_plain_eager(*moments):
         direct: Tensor = _fastest("gate_values", "cpu")(moments, floors, gate, budget, ramp, least)
         return direct
     if moments[0].is_cuda and _COMPILED["cuda"]:
@@ -215,29 +215,29 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
 def in_ordinary_operators(a: Tensor) -> bool:
     """Return whether a graph is being recorded that must run without trueup, or that a compiler should see into.
 
-    That is every export, from any device, and on the CPU also `torch.compile`, which fuses ordinary operators better
-    than it can call ours. On CUDA, `torch.compile` keeps our kernels.
+    This holds during every export, from any device, and on the CPU also during `torch.compile`, which fuses ordinary
+    operators better than it can call our kernels. On CUDA, `torch.compile` keeps our kernels.
     """
     return leaves_this_process() or (torch.compiler.is_compiling() and a.device.type == "cpu")
 
 
 def leaves_this_process() -> bool:
-    """Return whether a graph is being exported or traced: it may run where there is no trueup."""
+    """Return whether a graph is being exported or traced, which may run where trueup is not installed."""
     return torch.compiler.is_exporting() or portable.is_jit_tracing()
 
 
 def load_backend(device: torch.device | None) -> None:
-    """Import the backend for CUDA now, which takes half a second that the first answer need not wait for."""
+    """Import the CUDA backend now, so that the first answer does not wait half a second for it."""
     if device is not None and device.type == "cuda" and _COMPILED["cuda"]:
         _fastest("realign", "cuda")
 
 
 def compile_together(run: Callable[[], Result], x: object, repeatable: Callable[[], bool]) -> Result:
-    """Return run(), a forward pass for the input `x`, and compile what it needs on a GPU at the same time.
+    """Return run(), a forward pass for the input `x`, and compile the GPU kernels that it needs in parallel.
 
-    It may run twice, if it is `repeatable`. That is asked only if there is something to compile.
+    The pass may run twice if it is `repeatable`, which is called only if there is something to compile.
     """
-    if isinstance(x, Tensor) and x.is_cuda and _COMPILED["cuda"] and nothing_watches(x):
+    if isinstance(x, Tensor) and x.is_cuda and _COMPILED["cuda"] and is_plain_eager(x):
         together: Callable[..., Result] | None = getattr(_backend("cuda"), "compile_together", None)
         if together is not None:
             return together(run, repeatable)
@@ -255,7 +255,7 @@ def add(value: Any, residual: Any, order: Order) -> Any:
 def _uncorrected(
     a: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None, norm: BatchNorm | None
 ) -> Tensor:
-    """Output of the model alone, in a pass that does without its kernels."""
+    """Output of the uncorrected model, for a pass whose kernels are not compiled yet."""
     return plain.add_and_relu(a if norm is None else norm(a), residual, relu, ceiling)
 
 
@@ -268,10 +268,10 @@ def _realign_fuses_norm(a: Tensor) -> bool:
 
 
 def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool:
-    """Return whether it pays and torch would return the same dtype: many tokens, whose channels lie last."""
+    """Return whether fusing saves time and keeps torch's dtype: many tokens, whose channels lie last."""
     return (
         a.is_cuda
-        and a[0].numel() >= _FEWEST_TOKENS * a.shape[-1]
+        and a[0].numel() >= _MIN_TOKENS * a.shape[-1]
         and _COMPILED["cuda"]
         and channels in (-1, a.dim() - 1)
         and a.dim() > 2
@@ -291,7 +291,7 @@ def _transport_fuses_norm(a: Tensor) -> bool:
 
 @functools.cache
 def _fastest(name: str, device: str) -> Callable[..., Any]:
-    """The function of this name in the backend compiled for a kind of device, or in `plain` if there is none."""
+    """Return the function of this name from the compiled backend for a kind of device, or else from `plain`."""
     backend = _backend(device) if _COMPILED.get(device) else plain
     function: Callable[..., Any] = getattr(backend, name, None) or getattr(plain, name)
     return function
@@ -301,7 +301,7 @@ def _fastest(name: str, device: str) -> Callable[..., Any]:
 def _backend(device: str) -> ModuleType:
     try:
         return importlib.import_module(f"trueup.kernels.{device}")
-    except Exception as error:  # a compiler that is there but does not work must not fail a request
+    except Exception as error:  # a broken compiler must not fail a request
         warnings.warn(
             f"trueup computes in torch's own operators, which are slower: {_COMPILERS[device]} does not work here "
             f"({type(error).__name__}: {error})",
@@ -313,7 +313,7 @@ def _backend(device: str) -> ModuleType:
 def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Make the device of `x` the current one: Triton launches there."""
     if not x.is_cuda or torch._C._cuda_getDevice() == x.get_device():  # `torch.cuda.current_device` checks much first
-        return _NOTHING
+        return _NO_CONTEXT
     return torch.cuda.device(x.get_device())
 
 

@@ -1,4 +1,4 @@
-"""Detection of plain eager inference, in which an operator's implementation can be called without torch's dispatcher.
+"""Detect plain eager inference, in which kernels can be called without torch's dispatcher.
 
 A call through the dispatcher costs the host 8 to 20 microseconds, as much as a small layer of a network. It is needed
 only if something must see the operator: autograd, a compiler, a tracer, a mode or a function transform.
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def nothing_watches(a: Tensor, *others: object) -> bool:
-    """Return whether no gradient, compiler, tracer, mode or transform is active, and each tensor is an ordinary one."""
+def is_plain_eager(a: Tensor, *others: object) -> bool:
+    """Return whether no gradient, compiler, tracer, mode or transform is active and all tensors are ordinary ones."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or type(a) is not Tensor:
         return False
     for other in others:

@@ -1,4 +1,4 @@
-"""Detection of forward-mode derivatives, which custom operators do not support: torch silently takes them as zero."""
+"""Detect forward-mode derivatives, which custom operators do not support: torch silently takes them as zero."""
 
 from __future__ import annotations
 

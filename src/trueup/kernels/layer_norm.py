@@ -1,4 +1,4 @@
-"""A layer norm over the channels of tokens, as a value that a kernel can apply while it reads."""
+"""A layer norm over the channels of tokens as plain tensors, which a kernel can apply while it loads values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory layouts of tensors."""
+"""Memory layouts of tensors: views of images as rows, and predicates for fusing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def as_rows(a: Tensor) -> Tensor:
 
 
 def in_memory_order(x: Tensor) -> Tensor | None:
-    """View of each image's values in the order they lie in memory `(batch, n)`; None if there are gaps.
+    """View `(batch, n)` of each image's values in memory order; None if there are gaps.
 
     A distribution does not depend on the order of its values, so channels-last needs no copy.
     """
@@ -34,7 +34,7 @@ def same_layout(a: Tensor, b: object) -> TypeGuard[Tensor]:
 
 
 def has_channels_last(a: Tensor) -> bool:
-    """Return whether these are vectors, or maps in torch's channels-last layout, without gaps between images."""
+    """Return whether `a` holds vectors, or maps in torch's channels-last layout, without gaps between images."""
     return a.dim() in (2, 4, 5) and channels_lie_last(a) and _has_no_gaps(a)
 
 

@@ -1,6 +1,6 @@
-"""The operators `trueup::...` as torch knows them: their signatures, the shapes of their results, their derivatives.
+"""The operators `trueup::...` for torch: signatures, result shapes and derivatives.
 
-So torch.compile, torch.export and autograd can handle them. `dispatch` registers what computes them.
+Torch.compile and autograd need these to handle the kernels. `dispatch` registers the implementations.
 """
 
 from __future__ import annotations

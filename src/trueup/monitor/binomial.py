@@ -33,7 +33,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     """Distribution function of the beta distribution: the regularised incomplete beta function I_x(a, b)."""
     if not 0 < x < 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # the fraction below converges fast on the other side only
+    if x > (a + 1) / (a + b + 2):  # the continued fraction converges fast on the other side only
         return 1 - beta_cdf(1 - x, b, a)
     front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     return math.exp(front) * _fraction(x, a, b) / a

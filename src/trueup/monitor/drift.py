@@ -1,4 +1,4 @@
-"""A test for drift that is valid however long it runs and however often one looks.
+"""A drift test whose false-alarm bound holds however long it runs and however often its result is read.
 
 Calibration held out n clean images. Their scores cut the line into n + 1 gaps, and each new image falls into one of
 them. If new images are exchangeable with the held-out ones, the gaps follow Pólya's urn, exactly and whatever the
@@ -49,7 +49,7 @@ def gaps_of(p: Floats, clean: int) -> Counts:
 def capital_left(images: Counts) -> Floats:
     """Share of the capital that is not yet staked after a number of `images`.
 
-    It falls slowly: after a million images a bet can still start with 4e-9, which 20 very unusual images make good.
+    It falls slowly: after a million images a bet can still start with 4e-9, which 20 very unusual images win back.
     """
     left: Floats = 1 / np.log2(images + 2.0)
     return left

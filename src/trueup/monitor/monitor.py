@@ -27,8 +27,9 @@ from trueup.rules import Evidence
 from trueup.targets import Targets
 
 FORMAT, VERSION = "trueup monitor", 1
-FOLD = 2048  # images that are kept before they leave the device, together because that is cheaper ...
-FOLD_BATCHES = 512  # ... or batches
+# Images, or batches, that wait on the device. They are copied to the host together, which is cheaper.
+FOLD = 2048
+FOLD_BATCHES = 512
 
 
 class Monitor:
@@ -41,11 +42,11 @@ class Monitor:
         print(monitor.snapshot())
 
     It reads the report of the forward pass that answers; there is no second pass. `update` only keeps a few numbers per
-    image, on the device where they are. When there are many, it starts to copy them and counts those that it copied
-    before: it never waits for a GPU. Whoever looks waits until all are counted.
+    image, on their device. When there are many, it starts to copy them and counts those that it copied before: it never
+    waits for a GPU. `snapshot` waits until all images are counted.
 
     source: a module that `trueup.correct(..., report=True)` made; or targets, for a model that was exported.
-    unusual: p-value up to which an image counts as unusual. Of clean images, about this share does.
+    unusual: p-value up to which an image counts as unusual; about this share of clean images does.
     false_alarm: bound on the probability that the drift test ever raises an alarm on clean images, however long it runs
         and however often one looks. It holds if the images that calibration held out and those that are seen are
         exchangeable, as independent images of one kind are; frames of one film are not. docs/monitoring.md says more.
@@ -70,7 +71,7 @@ class Monitor:
         for name, value in (("unusual", unusual), ("false_alarm", false_alarm)):
             if not 0 < value < 1:
                 raise ValueError(f"Monitor({name}={value!r}): expected a probability between 0 and 1")
-        reporting = _reporting(source, report)
+        reporting = _report_module(source, report)
         self.norms, self.clean_images, self.unusual = reporting.norms, reporting.clean_images, unusual
         if 1 / (self.clean_images + 1) > unusual:
             raise ValueError(
@@ -89,7 +90,7 @@ class Monitor:
         self._window = Snapshot(self.norms, self.unusual)
         self._pending: list[_Batch] = []
         self._waiting = 0
-        self._leaving: _Leaving | None = None
+        self._transfer: _Transfer | None = None
 
     def update(self, report: Mapping[str, Any], *, changed: Any = None) -> None:
         """Take in the report of one forward pass: tensors, or the arrays that an exported model returned.
@@ -188,14 +189,14 @@ class Monitor:
         self._send()
 
     def _send(self) -> None:
-        """Start to copy what is pending to the host's memory, and count what was sent before."""
-        arrived, self._leaving = self._leaving, _Leaving.of(self._pending) if self._pending else None
+        """Start to copy pending batches to the host's memory, and count those that were sent before."""
+        arrived, self._transfer = self._transfer, _Transfer.of(self._pending) if self._pending else None
         self._pending, self._waiting = [], 0
         if arrived is not None:
             self._count(*arrived.wait())
 
-    def _count(self, batches: Sequence[_Batch], values: Floats, told: Floats) -> None:
-        """Count images `(images, 2 + norms)` of these batches, and the changed answers that were `told`."""
+    def _count(self, batches: Sequence[_Batch], values: Floats, changed: Floats) -> None:
+        """Count the images of these batches, given their `values` `(images, 2 + norms)` and `changed` answers."""
         if not len(values):
             return
         p, gate, evidence = values[:, 0], values[:, 1], values[:, 2:]
@@ -222,15 +223,15 @@ class Monitor:
             gate_sum=float(gate.sum()),
             evidence_sum=tuple(counted.sum(axis=0).tolist()),
             evidence_images=tuple(known.sum(axis=0).tolist()),
-            compared=len(told),
-            changed=int(told.sum()),
+            compared=len(changed),
+            changed=int(changed.sum()),
             began=float(times[0]),
             ended=float(times[-1]),
             streams={self._stream: drift},
         )
         self._window = self._window + seen
         if self._rows is not None:
-            self._rows.write(_image_rows(batches, values, told))
+            self._rows.write(_image_rows(batches, values, changed))
 
 
 class _Batch:
@@ -242,31 +243,31 @@ class _Batch:
         self.time, self.images, self.values, self.changed = when, len(values), values, changed
 
 
-class _Leaving(NamedTuple):
-    """Batches whose numbers are on their way to the host's memory."""
+class _Transfer(NamedTuple):
+    """Batches whose numbers are being copied to the host's memory."""
 
     batches: Sequence[_Batch]
     values: Tensor
-    told: Tensor  # changed answers of the batches that have them
+    changed: Tensor  # answers that changed, of the batches that say so
     done: Sequence[torch.cuda.Event]
 
     @staticmethod
-    def of(batches: Sequence[_Batch]) -> _Leaving:
+    def of(batches: Sequence[_Batch]) -> _Transfer:
         """Start to copy these batches."""
-        told = [batch.changed for batch in batches if batch.changed is not None]
+        changed = [batch.changed for batch in batches if batch.changed is not None]
         done: list[torch.cuda.Event] = []
-        values, flags = (_to_host(parts, done) for parts in ([batch.values for batch in batches], told))
-        return _Leaving(batches, values, flags, done)
+        values, flags = (_to_host(parts, done) for parts in ([batch.values for batch in batches], changed))
+        return _Transfer(batches, values, flags, done)
 
     def wait(self) -> tuple[Sequence[_Batch], Floats, Floats]:
-        """The batches and their numbers, as soon as those are there."""
+        """Wait for the copy, and return the batches and their numbers."""
         for event in self.done:
             event.synchronize()
-        return self.batches, self.values.double().numpy(), self.told.double().numpy()
+        return self.batches, self.values.double().numpy(), self.changed.double().numpy()
 
 
 def _to_host(parts: Sequence[Tensor], done: list[torch.cuda.Event]) -> Tensor:
-    """The parts as one tensor in the host's memory; its numbers are there when the events in `done` are."""
+    """Start to copy the parts to one tensor in the host's memory. It is ready when the events in `done` are."""
     if not parts:
         return torch.zeros(0, device="cpu")
     together = torch.cat(list(parts) if len({part.device for part in parts}) == 1 else [part.cpu() for part in parts])
@@ -278,7 +279,7 @@ def _to_host(parts: Sequence[Tensor], done: list[torch.cuda.Event]) -> Tensor:
     return host
 
 
-def _reporting(source: Corrected | Targets, report: Reported) -> ImageReport:
+def _report_module(source: Corrected | Targets, report: Reported) -> ImageReport:
     if isinstance(source, Targets):
         return ImageReport(source, reading_norms(source, list(source.norms), report or True), Evidence())
     found = getattr(source, "_report", None)
@@ -291,7 +292,7 @@ def _reporting(source: Corrected | Targets, report: Reported) -> ImageReport:
 
 
 def _columns(report: Mapping[str, Any], norms: int) -> Tensor:
-    """p, gate and evidence side by side, copied: memory that a model returns may be written again."""
+    """p, gate and evidence side by side. A copy, because a model may reuse the memory that it returns."""
     try:
         p, gate, evidence = (_tensor(report[name]) for name in ("p", "gate", "evidence"))
     except (KeyError, TypeError, IndexError) as error:
@@ -316,12 +317,12 @@ def _tensor(value: Any) -> Tensor:
     return value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
-def _image_rows(batches: Sequence[_Batch], values: Floats, told: Floats) -> list[ImageRow]:
+def _image_rows(batches: Sequence[_Batch], values: Floats, changed: Floats) -> list[ImageRow]:
     rows = []
-    numbers, flags = iter(values.tolist()), iter(told.astype(bool).tolist())
+    numbers, flags = iter(values.tolist()), iter(changed.astype(bool).tolist())
     for batch in batches:
         for _ in range(batch.images):
             p, gate, *evidence = next(numbers)
-            changed = None if batch.changed is None else next(flags)
-            rows.append(ImageRow(batch.time, p, gate, changed, [x if math.isfinite(x) else None for x in evidence]))
+            flag = None if batch.changed is None else next(flags)
+            rows.append(ImageRow(batch.time, p, gate, flag, [x if math.isfinite(x) else None for x in evidence]))
     return rows

@@ -24,7 +24,7 @@ from trueup.report.thumbnail import thumbnail
 from trueup.rules import Rule
 from trueup.targets import Targets
 
-FAR = 0.6  # share of images beyond the clean median
+FAR = 0.6  # share of images beyond the clean median that counts as a deviation
 
 
 class Shown(NamedTuple):
@@ -219,7 +219,7 @@ def _range(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cost(networks: _Networks, batch: Tensor) -> Cost:
-    """Median time of a few passes. They are interleaved, so that a busy moment affects all alike."""
+    """Median time of a few passes. The networks take turns, so that a busy moment affects all alike."""
     works: dict[str, nn.Module] = {"model": networks.model, "corrected": networks.plain}
     if networks.reporting is not None:
         works["reported"] = networks.reporting

@@ -225,7 +225,7 @@ def _decision(found: Findings) -> str:
     decision, rule = found.targets.decision, found.rule
     left_alone = isinstance(rule, Evidence) and not rule.changes
     what = "The model is left as it is." if left_alone else f"{found.corrected_sites} sites are corrected."
-    parts = [f"<p>{what} Rule in force: <code>{escape(repr(rule))}</code></p>"]
+    parts = [f"<p>{what} Rule: <code>{escape(repr(rule))}</code></p>"]
     if rule != found.targets.rule and found.targets.rule is not None:
         parts.append("<p>This is not the rule that calibration chose.</p>")
     said = "No setting was chosen." if decision is None else str(decision)

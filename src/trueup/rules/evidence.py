@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 
 # What calibration records for this rule. The rule itself is chosen later, so these cannot be its fields.
 BAND_SIDE = 8  # maps whose smaller side is at least this are split into bands; below it, most of a map is border
-GATE_NORMS = 2  # the gate reads this many norms: the last ones that lie in ...
+GATE_DEPTH = 1 / 3  # first share of a model's norms; they show how a picture was taken rather than what it shows
+GATE_NORMS = 2  # norms that the gate reads: the last ones within GATE_DEPTH
 NUISANCE_FLOOR = 0.1  # `floor` of the statistics whose drift under perturbation is measured
-GATE_DEPTH = 1 / 3  # ... this first share of the model's norms, where how a picture was taken shows, not what it is of
 
 _SHARES = {
     "budget": (

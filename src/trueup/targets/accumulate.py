@@ -1,8 +1,11 @@
-"""Accumulation of calibration statistics over batches, kept on the model's device until the end.
+"""Accumulate calibration statistics over batches, on the model's device until the end.
 
-Launching an operator takes the host longer than most of these operators take on a GPU, and fetching a number makes the
-host wait for everything launched before. So each site only measures its batch. Everything else happens once per batch
-for all sites of a kind together, and results are fetched once, at the end.
+Each site only measures its batch. Everything else happens once per batch for all sites of a kind together, and results
+are fetched once, at the end: launching an operator takes the host longer than most of these operators take on a GPU,
+and fetching a number makes the host wait for everything launched before.
+
+Statistics of single images are kept for the images whose content has the smallest hashes (`_Sums.keep`). So the choice
+does not depend on batches or order.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Accumulator:
     """Sums over all images of a calibration.
 
     `measure_norm` and `measure_activation` measure one batch at one site; `add` adds a batch of all sites.
-    `selected` names the sites that get targets. The gate reads the last `gate_norms` of the norms in
+    `selected` names the sites that get targets. The gate reads the last `GATE_NORMS` of the norms in
     `gate_candidates`.
     """
 
@@ -64,12 +67,9 @@ class Accumulator:
         exact: bool,
         selected: Collection[str],
         gate_candidates: Collection[str],
-        gate_norms: int = GATE_NORMS,
-        band_side: int = BAND_SIDE,
     ) -> None:
         self._fingerprint, self._resolution, self._exact = fingerprint, resolution, exact
         self._selected, self._gate_candidates = selected, gate_candidates
-        self._gate_norms, self._band_side = gate_norms, band_side
         self._levels: dict[torch.device, _Levels] = {}
         self._finished: Targets | None = None  # of images of other sizes, whose sums have other shapes
         self._start()
@@ -79,7 +79,7 @@ class Accumulator:
 
     def measure_norm(self, a: Tensor) -> Normed:
         """Moments of each channel of `a` `(batch, channels, ...)`."""
-        bands = a.dim() == 4 and min(a.shape[2:]) >= self._band_side
+        bands = a.dim() == 4 and min(a.shape[2:]) >= BAND_SIDE
         return Normed(tuple(a.shape[1:]), kernels.moments(a.detach(), bands=bands))
 
     def measure_activation(self, a: Tensor) -> Binned | Sorted:
@@ -127,7 +127,7 @@ class Accumulator:
         """Norms that the gate reads: the last candidates, those with bands if there are any."""
         early = {name: measured[name] for name in measured if name in self._gate_candidates}
         with_bands = {name: m for name, m in early.items() if m.values.shape[1] > 2}
-        return dict(list((with_bands or early).items())[-self._gate_norms :])
+        return dict(list((with_bands or early).items())[-GATE_NORMS:])
 
     def _add_up(self, measured: list[Measured]) -> _Batch:
         """Concatenate the sums of all sites of one kind."""
@@ -178,7 +178,7 @@ class _Sums:
         return batches
 
     def keep(self, names: Tensor, order: Tensor, batches: list[_Batch]) -> None:
-        """Keep the images with the smallest names. `names` is ascending; `order` has their indices in the batch."""
+        """Keep the single images with the smallest hashes. `names` is ascending; `order` has indices in the batch."""
         self.images += len(names)
         full = len(self.sampled) == self._most
         count = min(self._most, int((names < self.sampled[-1]).sum()) if full else len(names))
@@ -213,7 +213,7 @@ class _Batch(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Properties of a site in a batch. The sums of two batches can be added if they are equal."""
+    """Properties of a site in a batch. The sums of two batches can be added if these are equal."""
 
     kind: _Kind
     shape: tuple[int, ...]

@@ -74,7 +74,7 @@ class Decision:
     trials: tuple[Trial, ...] = ()  # the first is the uncorrected model
     max_changed: float = 0.05
     note: str = ""
-    refused: int = 0  # settings that broke a limit on clean images, and were not tried further
+    refused: int = 0  # settings that broke a limit on clean images, and were not tried on perturbed ones
 
     def __add__(self, other: Decision) -> Decision:
         """Pool the trials that both have. A decision without trials adds nothing."""
@@ -161,6 +161,6 @@ def _trial(values: dict[str, object]) -> Trial:
         raise ValueError(f"a trial of the decision has {changed} changed answers of {images}, and {len(kept)} levels")
     most = images * (1 + 1e-6)  # sums of shares, rounded
     if min(kept) < 0 or min(square, moved) < 0 or max(*kept, abs(gain), square) > most:
-        raise ValueError(f"a trial of the decision has sums over {images} images that no images give")
+        raise ValueError(f"a trial of the decision has sums that {images} images cannot give")
     setting = Evidence(**(rule | {"counts": tuple(rule["counts"])}))
     return Trial(setting, images, changed, tuple(kept), gain, square, moved)

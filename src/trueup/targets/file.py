@@ -110,7 +110,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         groups = {group: dict(_targets(group, version, metadata, tensors, rule)) for group in _GROUPS}
         _check_names(groups, tensors)
         if rule is not None and rule.tuned and not any(f"{name}/weights" in tensors for name in groups["norms"]):
-            raise ValueError(f"it chose {rule}, and holds no learned weights")
+            raise ValueError(f"it chose {rule} but holds no learned weights")
         if not (groups["activations"] or groups["norms"]):
             raise ValueError("it holds no targets")
         _check("sampled", tensors["sampled"], torch.int64, 1)

@@ -1,6 +1,6 @@
 """Small files: fewer sampled images, with one byte per number.
 
-Sampled images are there to estimate the spread of each statistic over images, and to rank new images. A byte divides
+Sampled images serve to estimate the spread of each statistic over images, and to rank new images. A byte divides
 the range of a statistic, about six spreads, into 255 steps. This rounding adds less than 0.01 % to the variance. Eighty
 images give a spread to within 8 % and ranks to within 1.2 %; 512 images give a spread to within 3 %.
 """

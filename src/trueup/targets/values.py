@@ -31,9 +31,9 @@ class Targets:
         robust = trueup.correct(model, trueup.Targets.load("model.trueup.safetensors"))
 
     `activations` and `norms` hold one target per site, by the site's name, in the order of the forward pass. `gate`
-    holds more images for the few norms by which `Evidence` tells an unusual image. `decision` is the setting that was
-    chosen for the model, with the trials behind it; print the targets to read it. Adding two pools their trials and
-    chooses again. Two are equal if their contents are.
+    holds more images for the few norms by which `Evidence` recognises an unusual image. `decision` is the setting that
+    was chosen for the model, with the trials behind it; print the targets to read it. Adding two targets pools their
+    trials and chooses again. Two are equal if their contents are.
     """
 
     SAMPLE: ClassVar[int] = 512  # images whose statistics are kept per site: enough to rank one in a hundred
@@ -44,7 +44,7 @@ class Targets:
     activations: Mapping[str, ActivationTarget]
     norms: Mapping[str, NormTarget]
     gate: Mapping[str, NormTarget]
-    # Images kept singly, named by a hash of their content, smallest first. Each target keeps the first few of them.
+    # Hashes of the images whose statistics are kept singly, ascending. Each target keeps the first few of them.
     sampled: Tensor  # (<= GATE_SAMPLE,) int64
     fingerprint: Fingerprint
     decision: Decision | None = None
@@ -92,8 +92,9 @@ class Targets:
                 raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
         if any(len(t.sample) < min(t.images, self.SAMPLE) for part in (self, other) for t in part.norms.values()):
             warnings.warn(
-                "these targets come from a small file, which keeps fewer single images, so their sum knows less of "
-                "the spread over images; save targets that are to be added with targets.save(path, small=False)",
+                "these targets come from a small file, which keeps fewer single images, so their sum describes the "
+                "spread over images less precisely; save targets that will be added with targets.save(path, "
+                "small=False)",
                 stacklevel=2,
             )
         sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)

@@ -24,7 +24,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the laboratory's subcommands to the command `trueup`, which finds this function as an entry point."""
     if load_by_name not in LOADERS:
         LOADERS.append(load_by_name)
-    data = typer.Typer(help="Get, make and look at data sets.", no_args_is_help=True)
+    data = typer.Typer(help="Download, make and show data sets.", no_args_is_help=True)
     data.command(cls=Resumable)(get)
     data.command("make", cls=Resumable)(make_set)
     data.command()(show)

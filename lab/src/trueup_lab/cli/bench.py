@@ -23,10 +23,14 @@ def bench(
     only: Annotated[list[str] | None, typer.Argument(help="Only cases whose names contain one of these.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file (default: results/performance_<device>.csv).")] = None,
-    missing: Annotated[bool, typer.Option(help="Only cases that the file has no rows of.")] = False,
-    limit: Annotated[float, typer.Option(help="Stop after so many seconds, with what is measured by then.")] = math.inf,
-    ahead: Annotated[int, typer.Option(help="Processes that compile before a group of cases is measured.")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="Draw cost over activations to this file.")] = None,
+    missing: Annotated[bool, typer.Option(help="Only cases without rows in the file.")] = False,
+    limit: Annotated[
+        float, typer.Option(help="Stop after this many seconds; rows measured by then are kept.")
+    ] = math.inf,
+    ahead: Annotated[
+        int, typer.Option(help="Processes that compile kernels before each group of cases (0: none).")
+    ] = 0,
+    figure: Annotated[Path | None, typer.Option(help="File for a figure of cost over number of activations.")] = None,
 ) -> None:
     """Measure the cost of the correction, as a multiple of the cost without it.
 
@@ -86,12 +90,12 @@ def bench(
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception, which libraries may catch."""
+    """The time limit has passed. Not an Exception, because libraries may catch those."""
 
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[list[float]]:
-    """End what is done inside after so many seconds, also a process that it waits for. The list is then not empty."""
+    """End the block after so many seconds, even in a wait for another process. The list is then not empty."""
     ended: list[float] = []
     if seconds == math.inf:
         yield ended

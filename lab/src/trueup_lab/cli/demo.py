@@ -23,7 +23,7 @@ def show_demo(
     lambda1: Annotated[float, typer.Option(help="λ1, weight of the training distribution.")] = 0.75,
     lambda2: Annotated[float, typer.Option(help="λ2, weight of the image's own activations.")] = 0.25,
     iterations: Annotated[int, typer.Option(help="Number of iterations.")] = 2,
-    location: Annotated[str, typer.Option(help="keep the layer's mean, or match that of training.")] = "keep",
+    location: Annotated[str, typer.Option(help="keep (the layer's own mean) or match (the training mean).")] = "keep",
     images: Annotated[
         int | None, typer.Option(help="Images per test set. [120 digits, 24 scenes]", min=1, max=TEST)
     ] = None,
@@ -34,9 +34,9 @@ def show_demo(
 ) -> None:
     """Show both rules on digits under nine corruptions. Takes about a minute.
 
-    Compares the network as trained, with the paper's correction (set by the λs, iterations and location), and with
-    evidence, the default. With --task segmentation, shows the default on street scenes in fog, dusk, rain and noise;
-    the other options are for digits.
+    Compares three networks: as trained, with the paper's correction (set by --lambda1, --lambda2, --iterations and
+    --location), and with evidence, the default rule. With --task segmentation, shows the default rule on street scenes
+    in fog, dusk, rain and noise; --images and --out then still apply, the other options are for digits.
     """
     from trueup import Correction
     from trueup_lab import demo

@@ -21,7 +21,7 @@ DEFAULTS = ["uncorrected", "correct", "evidence", "bn-mix", "bn-batch"]
 
 
 def evaluate(
-    models: Annotated[list[str], typer.Argument(help="Model files, or names of models that come with trueup.")],
+    models: Annotated[list[str], typer.Argument(help="Model files, or names of bundled models.")],
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,7 +34,7 @@ def evaluate(
     stream: Annotated[
         str, typer.Option(help="Order of test images: single, corruption, mixed or sorted.")
     ] = "corruption",
-    batch: Annotated[int, typer.Option(help="Batch size of methods that depend on it.", min=1)] = 200,
+    batch: Annotated[int, typer.Option(help="Batch size, for methods whose answers depend on it.", min=1)] = 200,
     images: Annotated[int | None, typer.Option(help="Images per test set (default: all).", min=1)] = None,
     calibrate: Annotated[int | None, typer.Option(help="Clean images for calibration (default: all).", min=1)] = None,
     set_aside: Annotated[
@@ -42,15 +42,17 @@ def evaluate(
         typer.Option(help="Segmentation: calibrate on every N-th test image, test on the others (0: training images)."),
     ] = 0,
     seeds: Annotated[str | None, typer.Option(help="Only these models of a file, such as 0-9 or 0,3.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed for generated images and their order.")] = 0,
     origin: Annotated[str | None, typer.Option(help="Use only published or only generated images.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.", min=0)] = None,
-    targets: Annotated[Path, typer.Option(help="Folder for calibrations.")] = Path("runs/targets"),
+    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly within this many seconds.", min=0)] = None,
+    targets: Annotated[Path, typer.Option(help="Folder where targets are kept for the next run.")] = Path(
+        "runs/targets"
+    ),
     out: Annotated[Path, typer.Option(help="CSV file to append rows to.")] = Path("runs/evaluation.csv"),
 ) -> None:
-    """Test models under corruptions, with corrections and their rivals.
+    """Evaluate models under corruptions, with trueup's rules and with rival methods.
 
     Rows are appended to OUT as they are measured, and never measured twice: the same command continues after an
     interruption. Runs on the CPU, on one GPU, or in the processes that torchrun starts.

@@ -12,7 +12,7 @@ def export(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished training runs.")],
     models: Annotated[Path | None, typer.Option(help="Folder for files that hold all seeds.")] = None,
     zoo: Annotated[Path | None, typer.Option(help="Folder for files that hold one seed.")] = None,
-    table: Annotated[Path | None, typer.Option(help="CSV file of accuracies, with the paper's.")] = None,
+    table: Annotated[Path | None, typer.Option(help="CSV file of accuracies, beside the paper's.")] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed for --zoo (default: the one with the median accuracy).")
     ] = None,

@@ -1,4 +1,4 @@
-"""Progress of long runs: a bar with the time left, or plain lines if the output is no terminal."""
+"""Progress of long runs: a bar with the time left, or plain lines if the output is not a terminal."""
 
 from __future__ import annotations
 

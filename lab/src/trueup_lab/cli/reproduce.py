@@ -18,20 +18,22 @@ from trueup_lab.cli.train import check_limit, parse_seeds
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(help="Names of tables and figures; see --list.")] = None,
     every: Annotated[
-        bool, typer.Option("--list", help="List every table and figure, and the models it lacks.")
+        bool, typer.Option("--list", help="List every table and figure, and the models that it still needs.")
     ] = False,
     write: Annotated[
         bool, typer.Option("--report", help="Write the document that compares our results with the paper's.")
     ] = False,
     results: Annotated[Path, typer.Option(help="Folder of models, rows and pictures.")] = Path("results"),
     document: Annotated[Path, typer.Option(help="File that --report writes.")] = Path("docs/reproduction.md"),
-    data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
     images: Annotated[int | None, typer.Option(help="Images per test set (default: all).", min=1)] = None,
     calibrate: Annotated[int | None, typer.Option(help="Clean images for calibration (default: all).", min=1)] = None,
     seeds: Annotated[str | None, typer.Option(help="Only these models, such as 0-9 or 0,3.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly before this many seconds.", min=0)] = None,
-    targets: Annotated[Path, typer.Option(help="Folder for calibrations.")] = Path("runs/targets"),
+    time_limit: Annotated[float | None, typer.Option(help="Stop cleanly within this many seconds.", min=0)] = None,
+    targets: Annotated[Path, typer.Option(help="Folder where targets are kept for the next run.")] = Path(
+        "runs/targets"
+    ),
 ) -> None:
     """Measure and draw the paper's tables and figures. The same command continues after an interruption.
 
@@ -84,7 +86,7 @@ def reproduce(
 
 
 def _list(results: Path, data: Path | None) -> Group:
-    """Return a table of experiments with the models they lack, and how to get each model."""
+    """Return a table of experiments with their missing models, and how to get each model."""
     from trueup_lab.experiments import EXPERIMENTS, lacking
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)

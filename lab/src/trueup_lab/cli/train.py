@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 SEEDS_HELP = "Seeds, such as 0-9 or 0,3,7: one model per seed, all trained at once."
-OUT_HELP = "Folder of runs: this one in OUT/<set>-<norm>, or OUT/<set>-<architecture>-<norm> if not resnet20."
+OUT_HELP = "Folder of runs. This run is OUT/<set>-<norm>, or OUT/<set>-<architecture>-<norm> if not resnet20."
 NORM_HELP = "bn, gn, frn or frn-relu for resnet20; the other architectures have one norm."
 
 
@@ -21,14 +21,14 @@ def train(
     ] = "resnet20",
     norm: Annotated[str | None, typer.Option(help=NORM_HELP)] = None,
     seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "0",
-    data: Annotated[Path | None, typer.Option(help="The data root.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
     epochs: Annotated[
         int | None,
         typer.Option(help="Number of epochs (default: the recipe's); the learning rate schedule is scaled.", min=1),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     time_limit: Annotated[
-        float | None, typer.Option(help="Stop with a checkpoint before this many seconds.", min=0)
+        float | None, typer.Option(help="Stop with a checkpoint within this many seconds.", min=0)
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Initial learning rate.")] = None,
@@ -168,7 +168,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_limit(seconds: float | None) -> None:
-    """Raise if a time limit is no number of seconds; typer's own check lets NaN pass."""
+    """Raise unless a time limit is a number of seconds; typer's own check lets NaN pass."""
     if seconds is not None and not 0 <= seconds < float("inf"):
         raise ValueError(f"--time-limit {seconds}: expected a number of seconds")
 

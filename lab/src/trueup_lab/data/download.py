@@ -125,7 +125,7 @@ def get(
     *,
     report: DownloadProgress = lambda *_: None,
 ) -> list[Path]:
-    """Download the data set `name` into the data root, unless it is there, and return its paths.
+    """Download the data set `name` into the data root, unless it is there already, and return its paths.
 
     An archive is kept until all of it is unpacked, so that an interrupted call is noticed and continued.
     """

@@ -1,4 +1,4 @@
-"""The jobs of a run: which models and methods still have to see which test sets, and the rows that they give."""
+"""The jobs of a run: the models and methods that still have to see certain test sets, and the resulting rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner: measures models x methods x test sets and appends a row for each, never twice.
+"""The runner: measures models x methods x test sets, and appends a row for each that is missing.
 
 The outer loops are the expensive ones: a corrupted set is made once and shown to all models and methods.
 """
@@ -116,7 +116,7 @@ def _watched(
     processes: Processes,
     images: Iterator[Tensor],
 ) -> Iterator[Tensor]:
-    """Yield the images of a calibration, tell how far it is, and stop it at the time limit."""
+    """Yield the images of a calibration, report its progress, and stop it at the time limit."""
     began, seen = time.monotonic(), 0
     tell(f"calibrating {model} on {count} images")
     for batch in images:

@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def dense(self) -> bool:
-        """Whether it gives every pixel a class."""
+        """Whether the model gives every pixel a class."""
         return self.set in SETS and bool(SETS[self.set].dense)
 
     def takes(self, method: Method) -> bool:

@@ -32,7 +32,7 @@ _CHUNK = {"cuda": 1 << 31, "cpu": 1 << 28}  # bytes of images held at a time
 
 
 class Workbench:
-    """Models on the device, their calibrations, and the prepared networks, each made when first needed."""
+    """Models on the device, their calibrations, and the prepared networks, each made at its first use."""
 
     def __init__(self, plan: Plan, folder: Path, out: Path, pass_size: int | None, processes: Processes) -> None:
         self.plan, self.folder, self.out, self.pass_size, self.processes = plan, folder, out, pass_size, processes
@@ -58,7 +58,7 @@ class Workbench:
                     yield rows[pair.name]
 
     def _show(self, job: Job, sets: list[TestSet], clock: Clock) -> Iterable[tuple[Pair, Predictions] | None]:
-        """Show the sets as one stream to every pair. Yield a pair when it has seen all, or None when time is up."""
+        """Show the sets as one stream to every pair. Yield each pair that has seen all; None when time is up."""
         device = job.benchmark.device
         labels = torch.cat([test.labels for test in sets])
         classes = job.benchmark.classes

@@ -1,4 +1,4 @@
-"""Experiments: every table and figure of the paper as data, the paper's numbers, running them, reporting on them."""
+"""Experiments: every table and figure of the paper as data, the paper's numbers, the runs and the report."""
 
 from trueup_lab.experiments.aggregate import Measured, cells, differences
 from trueup_lab.experiments.published import Cell, paper

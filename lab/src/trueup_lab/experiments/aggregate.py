@@ -1,4 +1,4 @@
-"""From rows of results to the cells of an experiment: means over models, and their spread."""
+"""Aggregate rows of results to the cells of an experiment: means over models, and their spread."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def differences(
 
 
 def _pair(row: EvaluationRow) -> tuple[object, ...]:
-    """Return what two rows must have in common to be compared: the model and the images."""
+    """Key that two rows must share to be compared: the model and the images."""
     return *_case(row), row.seed, row.checkpoint, row.images, row.data, row.data_seed
 
 

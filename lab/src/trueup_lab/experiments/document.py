@@ -92,7 +92,7 @@ def _pair(ours: Measured | None, theirs: Cell | None) -> str:
 
 
 def _apart(ours: Measured, theirs: Cell) -> bool:
-    """Return whether two cells differ by more than chance: spreads over models, and sampling of our test images."""
+    """Return whether two cells differ by more than chance, from spreads over models and the number of test images."""
     share = theirs.value / 100
     sampling = 200 * math.sqrt(share * (1 - share) / ours.images) if ours.images and 0 < share < 1 else 0.0
     return abs(ours.value - theirs.value) > (ours.spread or 0) + (theirs.spread or 0) + sampling

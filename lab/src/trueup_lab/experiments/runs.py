@@ -1,4 +1,4 @@
-"""Running an experiment: its columns as plans for the runner, and the models it lacks."""
+"""Run an experiment: turn its columns into plans for the runner, and find the models that are missing."""
 
 from __future__ import annotations
 

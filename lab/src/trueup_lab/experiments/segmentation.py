@@ -175,6 +175,6 @@ def _scores(intersection: Tensor, union: Tensor) -> Tensor:
 
 
 def best_mixing(rows: Sequence[SummaryRow]) -> str | None:
-    """Return the BN mixing with the largest gain on the four corruptions that may be chosen on."""
+    """Return the BN mixing with the largest gain on the four corruptions on which constants are chosen."""
     mixing = [row for row in rows if row.method.startswith("bn-mix") and (row.group, row.kind) == ("four", "all")]
     return max(mixing, key=lambda row: row.gain).method if mixing else None

@@ -73,7 +73,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure. `rows` is what its rows stand for: corruptions, severities, iterations, methods...
+    """A table or figure. `rows` says what its rows are: corruptions, severities, iterations, methods...
 
     A cell is the mean over `severities`, where 0 is the clean set. `identity` is the weight of the clean set in the
     average row, which differs in the paper: Table 1 counts it twice, Table 2 not at all, Table 5 once. Averages are

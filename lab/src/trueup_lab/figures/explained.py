@@ -141,7 +141,7 @@ def bench_costs(results: Path) -> dict[str, dict[str, float]]:
 
 
 def draw_bench_costs(path: Path, results: Path) -> None:
-    """Draw what a correction costs per architecture. The file's description has the numbers."""
+    """Draw the cost of a correction per architecture. The file's description has the numbers."""
     costs = bench_costs(results)
     with _svg():
         figure, axes = pyplot().subplots(figsize=(7.0, 0.3 * len(costs) + 1.1), layout="constrained")
@@ -158,7 +158,7 @@ def draw_bench_costs(path: Path, results: Path) -> None:
 
 
 def draw_data_flow(path: Path) -> None:
-    """Draw what happens once, before deployment, and what happens to each image in use."""
+    """Draw the data flow: once before deployment, and for each image in use."""
     boxes = [  # x, y, width, text, colour
         (10, 44, 132, ["clean images", "no labels"], GREY),
         (182, 44, 140, ["model", "one pass"], GREY),
@@ -223,7 +223,7 @@ def _statistics(maps: Tensor, floor: Tensor | None = None) -> tuple[Tensor, Tens
 
 
 def _svg() -> Any:
-    """Context for SVG that is the same in every run, with text as text."""
+    """Context that makes SVG files identical in every run, with text as text."""
     return pyplot().rc_context({"svg.hashsalt": "trueup", "svg.fonttype": "none", "font.size": 9})
 
 

@@ -233,7 +233,7 @@ def _of_page(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
 
 
 def _shown(rows: Sequence[SummaryRow]) -> list[str]:
-    """Methods in the order of the file, of BN mixing only the best on the four where those were measured."""
+    """Methods in the order of the file. Of BN mixing, only the best setting on the four corruptions, if measured."""
     best = best_mixing(rows)
     names = dict.fromkeys(row.method for row in rows)
     return [name for name in names if best is None or not name.startswith("bn-mix") or name == best]

@@ -1,4 +1,4 @@
-"""Reading of published checkpoints into the networks of this package."""
+"""Read published checkpoints into the networks of this package."""
 
 from __future__ import annotations
 

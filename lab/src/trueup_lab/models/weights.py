@@ -1,4 +1,4 @@
-"""Copying weights into a network and out of it."""
+"""Copy weights into a network and out of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compiling for several cases at once, in processes of their own, so that they are measured on a quiet machine.
+"""Compile for several cases in parallel processes, before the measurements, which need a quiet machine.
 
-Run as a program, it is such a process: `python -m trueup_lab.performance.ahead DEVICE CASE ...`.
+Run as a program, this file is such a process: `python -m trueup_lab.performance.ahead DEVICE CASE ...`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trueup_lab.performance.cases import CASES, PerformanceCase
 
 
 def compile_ahead(cases: Sequence[PerformanceCase], device: torch.device, processes: int) -> None:
-    """Prepare cases, those of one architecture in one process. What fails here fails again, and is seen, later."""
+    """Prepare cases, one process per architecture. Errors are ignored, since the measurement raises them again."""
     groups: dict[str, list[str]] = {}
     for case in cases:
         if case.prepare is not None:

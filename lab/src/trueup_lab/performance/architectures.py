@@ -1,4 +1,4 @@
-"""The architectures of the table, with random weights: only shapes, layouts and kinds of norm decide what they cost."""
+"""The architectures of the table, with random weights, because weights do not change the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of calibration and the size of what it gives."""
+"""The cost of calibration, and the size of the targets file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trueup_lab.performance.timing import side_by_side
 
 
 def measure_calibration(architecture: Architecture, batch: int, device: torch.device) -> Iterator[TimingRow]:
-    """Compare calibration with as many forward passes: more of them on a GPU, where tracing would dominate."""
+    """Compare calibration with the same number of forward passes: more on a GPU, where tracing would dominate."""
     count = 40 if device.type == "cuda" else 10
     model, _ = prepared(architecture, device)
     x = pictures(batch, architecture.size, device)
@@ -38,7 +38,7 @@ def measure_calibration(architecture: Architecture, batch: int, device: torch.de
 
 
 def measure_file(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:
-    """The size of a file of targets that keeps as many images as it can, whole and as it is saved by default.
+    """The size of a targets file with the maximum number of images, whole and as saved by default.
 
     Sizes depend on numbers and shapes only, so few images are calibrated on and then repeated.
     """
@@ -54,7 +54,7 @@ def measure_file(architecture: Architecture, device: torch.device) -> Iterator[T
 
 
 def _of_many_images(targets: trueup.Targets) -> trueup.Targets:
-    """Targets as if of many images, with a rule that was chosen and changes something."""
+    """Made-up targets of many images, whose chosen rule changes something."""
     many: dict[str, Any] = {}
     for group, most in (("activations", targets.SAMPLE), ("norms", targets.SAMPLE), ("gate", targets.GATE_SAMPLE)):
         rows = torch.arange(most)

@@ -57,7 +57,7 @@ def compared(
 def absolute(
     case: str, what: str, unit_name: str, cost: float, reach: float | None, *, unit: float = 1.0, batch: int = 0
 ) -> TimingRow:
-    """A row for a cost that is compared with a unit: one second, one megabyte, one kernel."""
+    """A row for an absolute cost, relative to a unit: one second, one megabyte, one kernel."""
     return TimingRow(case, what, unit_name, 0, batch, cost, unit, cost / unit, reach)
 
 

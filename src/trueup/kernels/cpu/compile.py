@@ -1,4 +1,4 @@
-"""How functions are compiled by numba: without Python's lock, and kept on disk where there is a place for it."""
+"""Compile functions with numba: without Python's lock, and cached on disk where possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 
 def njit(function: Any = None, **options: Any) -> Any:
-    """Compile a function; in a read-only container, where numba can keep nothing, once per process."""
+    """Compile a function. In a read-only container, where numba cannot cache, it is compiled once per process."""
     if function is None:
         return lambda inner: njit(inner, **options)
     if options.get("inline") == "always":  # becomes part of its callers

@@ -1,4 +1,4 @@
-"""The gate on the CPU, compiled by numba: what is done per feature and per image, around one product of matrices."""
+"""The gate on the CPU: loops over features and images, compiled by numba, around one matrix product."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def gate_values(
         rows = found.detach().float().contiguous().numpy()
         first = _normal_scores(rows, floor.double().contiguous().numpy(), *known, first, z.numpy())
     scores = (z @ gate.whiten).square_().mean(1)
-    _open(scores.numpy(), gate.held.numpy(), budget, ramp, least, values.numpy())
+    _write_gate_values(scores.numpy(), gate.held.numpy(), budget, ramp, least, values.numpy())
     return values
 
 
 @njit
 def _normal_scores(moments, floor, knots, tails, top, centre, first, z):
-    """Write the scores of one norm's features, less their means, from column `first` on; return where they end."""
+    """Write the centred scores of one norm's features from column `first` on; return the column after the last."""
     batch, rows, channels = moments.shape
     kinds = 2 if rows == 2 else 4
     step = 2 * top / (knots.shape[1] - 1)
@@ -65,12 +65,12 @@ def _score(x, knots, above, below, top, step):
     beyond = max(x - knots[last], 0.0) / above - max(knots[0] - x, 0.0) / below
     if not math.isfinite(x):
         return x
-    return (_between(x, knots, False) + _between(x, knots, True)) / 2 * step - top + beyond
+    return (_knot_index(x, knots, False) + _knot_index(x, knots, True)) / 2 * step - top + beyond
 
 
 @njit
-def _between(x, knots, right):
-    """Place of a feature among its knots, 0 to their number less one, with ties to the left or to the right."""
+def _knot_index(x, knots, right):
+    """Fractional index of a feature among its knots: of equal knots, the last if `right`, else the first."""
     low, high = 0, len(knots)
     while low < high:
         middle = (low + high) // 2
@@ -88,7 +88,7 @@ def _between(x, knots, right):
 
 
 @njit
-def _open(scores, held, budget, ramp, least, values):
+def _write_gate_values(scores, held, budget, ramp, least, values):
     """Write each image's gate value, from its p-value as `functional.gate` defines it."""
     n = len(held)
     for image in range(len(scores)):

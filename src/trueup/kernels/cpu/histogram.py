@@ -51,7 +51,7 @@ def transport_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, spar
 
 
 class _Rule(NamedTuple):
-    """All that the compiled functions need to know about a correction."""
+    """Parameters of a correction, for the compiled functions."""
 
     offset: int  # exponent field, as from `offset_exponent`
     knots: np.ndarray  # (4, m), from `_by_rank`
@@ -125,7 +125,7 @@ def _whole_rows(a, bits, into, begin, end, rule):
 def _count(a, bits, first_block, end_block, offset, relu, counts, sums):
     """Count the values of some blocks of a row into `counts`, and store each block's sum in `sums`."""
     n = len(a)
-    # Four histograms take turns: adding twice in a row to the same bin, as for zeros, would wait for the first add.
+    # Four histograms take turns: two additions in a row to one bin, as for zeros, would wait for each other.
     several = np.zeros((4, len(counts)), np.int32)
     bins = np.empty(_BLOCK, np.uint16)
     for block in range(first_block, end_block):
@@ -178,7 +178,7 @@ def _bins(a, bits, offset, relu, bins):
 def _by_rank(curve, n):
     """Curve for rows of `n` values `(4, m)`: ranks instead of levels, and the slope of the quantile function.
 
-    It is read without divisions, which took most of the time of making a table.
+    Reading this form takes no divisions, which took most of the time of making a table.
     """
     knots, m = np.empty((4, curve.shape[1])), curve.shape[1]
     scale = max(n - 1, 1)
@@ -202,7 +202,7 @@ def _at_every_rank(knots, n):
 
 @njit
 def _table(counts, sums, n, rule, shift):
-    """Write into `shift` what is added to the values of each bin; return whether the row is finite.
+    """Write the shift of each bin's values into `shift`; return whether the row is finite.
 
     The result has the same bits with `ranks` as without them, when they are `(2, 0)`.
     """

@@ -1,8 +1,8 @@
 """The rule of evidence on the CPU, compiled by numba: one pass over each map to measure it, one to write it.
 
 A map fits into the fastest cache, whereas torch's own operators write each step of each map to memory and read it back.
-All of it is one call into compiled code per site, which holds no lock of Python's: a single image has so few values
-that anything done per site in Python would take longer than the rule itself, and threads would wait for one another.
+Each site is one call into compiled code that does not hold Python's lock. A single image has so few values that work in
+Python would take longer than the rule itself, and threads would wait for one another.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from trueup.kernels.plain.maps import add_and_relu
 
 _PART = 1 << 16  # values that justify another thread
 _RUN = 1024  # values summed in float32; the sums of runs are added in float64
-_FOUND = 6  # five moments and the low band's residual mean
+_MEASURED = 6  # numbers per map: five moments and the low band's residual mean
 
-# What compiled code gets: one array of int64, most of them addresses. 0 is "none".
+# Argument of the compiled code: one array of int64, mostly addresses. 0 means none.
 _JOB = ("next", "maps", "out", "residual", "reference", "gate", "planes", "channels", "n", "width", "limits", "chunk")
 _NEXT, _MAPS, _OUT, _RESIDUAL, _REFERENCE, _GATE, _PLANES, _CHANNELS, _N, _WIDTH, _LIMITS, _CHUNK = range(len(_JOB))
 _Job = ctypes.c_int64 * len(_JOB)
@@ -57,7 +57,7 @@ def realign(
     if x.dtype == torch.float16:
         limit = torch.finfo(x.dtype).max
         out = torch.where(x.isfinite(), out.clamp(-limit, limit), out)
-    # Each step is rounded to the narrow dtype.
+    # Round after each step to the narrow dtype.
     return torch.empty_like(x).copy_(add_and_relu(out.to(x.dtype), residual, relu, ceiling))
 
 
@@ -67,10 +67,10 @@ def moments(x: Tensor, bands: bool) -> Tensor:
         return evidence.moments(x, bands=bands)
     maps = x.float().contiguous()
     planes = maps.shape[0] * maps.shape[1]
-    found = maps.new_empty(planes, _FOUND)
+    found = maps.new_empty(planes, _MEASURED)
     width = maps.shape[-1] if bands else 0
     _run(_MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width, None)
-    return found.view(*maps.shape[:2], _FOUND).transpose(1, 2)[:, : 5 if bands else 2].contiguous()
+    return found.view(*maps.shape[:2], _MEASURED).transpose(1, 2)[:, : 5 if bands else 2].contiguous()
 
 
 def _realign_maps(
@@ -102,11 +102,11 @@ def _run(
 
 
 def _measure_planes(address):
-    """Measure planes until none is left; write `_FOUND` numbers for each to `out`."""
+    """Measure planes until none is left; write `_MEASURED` numbers for each to `out`."""
     job = carray(address, len(_JOB))
     planes, n, width = job[_PLANES], job[_N], job[_WIDTH]
     maps = carray(at_address(job[_MAPS]), (planes, n), np.float32)
-    found = carray(at_address(job[_OUT]), (planes, _FOUND), np.float32)
+    found = carray(at_address(job[_OUT]), (planes, _MEASURED), np.float32)
     centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
     while True:
         begin = fetch_add(address, job[_CHUNK])
@@ -128,7 +128,7 @@ def _realign_planes(address):
     gate = carray(at_address(job[_GATE]), planes // channels, np.float32)
     limits = carray(at_address(job[_LIMITS]), 2, np.float32)
     least, most = limits[0], limits[1]  # as in torch's relu, NaN and -0 are not less than 0
-    centred, beside, found = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(_FOUND, np.float32)
+    centred, beside, found = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(_MEASURED, np.float32)
     terms = np.empty(3, np.float32)
     while True:
         begin = fetch_add(address, job[_CHUNK])

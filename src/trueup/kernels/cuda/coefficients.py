@@ -1,4 +1,4 @@
-"""Triton's copy of `functional.evidence.coefficients`: the only place of the rule's formula in these kernels."""
+"""Triton's copy of `functional.evidence.coefficients`. No other kernel holds the rule's formula."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _deviation_shift(reference, gate, channel, variance, which, channels, k: tl.
 
 @triton.jit
 def _evidence(reference, gate, channel, statistic, which, channels, k: tl.constexpr):
-    """Distance of a statistic from its centre, the share of it that evidence removes, and its base."""
+    """Distance of a statistic from its centre, the share of the distance that evidence removes, and the base."""
     at, inside = reference + which * channels + channel, channel < channels
     centre = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     spread = tl.load(at + k * channels, mask=inside, other=1.0).to(tl.float32)

@@ -1,11 +1,12 @@
 """Compile the kernels of a forward pass at the same time, in threads.
 
-Triton compiles a kernel when it is first launched, in one to three seconds, most of which is spent outside Python. A
-model needs five to fifteen kernels, so its first answer would take that many times as long. Which ones it needs is
-known after a pass. So a pass that meets kernels which are not compiled yet leaves these sites uncorrected; then the
-kernels are compiled together, and the pass is run again.
+Triton compiles a kernel at its first launch, in one to three seconds, most of which is spent outside Python. A model
+needs five to fifteen kernels, so its first answer would take that many times as long. A first pass finds out which
+ones: it leaves a site uncorrected if the site's kernel is not compiled yet. Then all of these kernels are compiled
+together, and the pass runs again.
 
-`TRUEUP_COMPILE_THREADS` in the environment sets the number of threads; with 0, a kernel is compiled when it is needed.
+The environment variable `TRUEUP_COMPILE_THREADS` sets the number of threads; with 0, each kernel is compiled at its
+first launch.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Result = TypeVar("Result")
 THREADS = int(os.environ.get("TRUEUP_COMPILE_THREADS", str(os.cpu_count() or 1)))
 
 
-class Need(NamedTuple):
-    """Everything that decides what Triton compiles.
+class KernelSpec(NamedTuple):
+    """A kernel with everything that determines its compiled code.
 
-    `types` has a dtype in place of each tensor, whose address must be a multiple of 16, and an example of each number.
+    `types` has a dtype for each tensor, whose address must be a multiple of 16, and an example of each number.
     """
 
     kernel: Any
@@ -40,21 +41,21 @@ class Need(NamedTuple):
 
 
 class _Pass(threading.local):
-    """The forward pass of this thread: the kernels that it did without, or None; and whether it can be repeated."""
+    """The forward pass of this thread: the kernels that it skipped, None outside a pass, and whether it can repeat."""
 
-    missing: dict[Need, None] | None = None
+    missing: dict[KernelSpec, None] | None = None
     repeatable: Callable[[], bool]
 
 
 _PASS = _Pass()
-_COMPILED: set[Need] = set()
+_COMPILED: set[KernelSpec] = set()
 
 
 def compile_together(run: Callable[[], Result], repeatable: Callable[[], bool]) -> Result:
-    """Return run(), a forward pass. It runs twice if kernels had to be compiled and it is `repeatable`."""
+    """Return run(), a forward pass. It runs a second time if kernels had to be compiled and it is `repeatable`."""
     if _PASS.missing is not None or THREADS < 2:
         return run()
-    missing: dict[Need, None] = {}
+    missing: dict[KernelSpec, None] = {}
     _PASS.missing, _PASS.repeatable = missing, repeatable
     try:
         out = run()
@@ -63,31 +64,34 @@ def compile_together(run: Callable[[], Result], repeatable: Callable[[], bool]) 
     if not missing:
         return out
     del out
-    contextvars.copy_context().run(_compile, missing)  # whatever Triton sets in its context is gone afterwards
+    contextvars.copy_context().run(_compile, missing)  # discards what Triton sets in its context
     _COMPILED.update(missing)
     return run()
 
 
-def put_off(needs: list[Need]) -> bool:
-    """Return whether this pass does without these kernels. If not, they get compiled, and `needs` is emptied."""
-    needs[:] = [need for need in needs if need not in _COMPILED]
-    if not needs:
+def skip_uncompiled(kernels: list[KernelSpec]) -> bool:
+    """Return whether this pass skips these kernels, which are compiled after it.
+
+    If not, their launches compile them. `kernels` keeps only the skipped ones.
+    """
+    kernels[:] = [kernel for kernel in kernels if kernel not in _COMPILED]
+    if not kernels:
         return False
     if _PASS.missing is None or torch.cuda.is_current_stream_capturing() or not _PASS.repeatable():
-        _COMPILED.update(needs)
-        needs.clear()
+        _COMPILED.update(kernels)
+        kernels.clear()
         return False
-    _PASS.missing.update(dict.fromkeys(needs))
+    _PASS.missing.update(dict.fromkeys(kernels))
     return True
 
 
-def _compile(needs: dict[Need, None]) -> None:
-    """Compile kernels in threads. What goes wrong here goes wrong again at the launch, where it can be seen."""
+def _compile(kernels: dict[KernelSpec, None]) -> None:
+    """Compile kernels in threads. Errors are ignored here, because the launch raises them again."""
     with (
         contextlib.suppress(Exception),
-        ThreadPoolExecutor(min(THREADS, len(needs)), thread_name_prefix="trueup-compile") as threads,
+        ThreadPoolExecutor(min(THREADS, len(kernels)), thread_name_prefix="trueup-compile") as threads,
         triton.AsyncCompileMode(threads),
     ):
-        for kernel, types, constants, options, device in needs:
+        for kernel, types, constants, options, device in kernels:
             with torch.cuda.device(device):
                 kernel.warmup(*types, *constants, grid=(1, 1, 1), **dict(options))

@@ -1,7 +1,7 @@
 """Triton's copy of `trueup.functional.gate`: gate values from the moments at the norms that the gate reads.
 
 Torch's own operators need some eighty kernels, each shorter than its launch. Here there is one kernel per norm, which
-computes normal scores, a matrix product, and one kernel for the rest. All in float64, as in `functional.gate`.
+computes normal scores, a matrix product, and one kernel for the rest. Everything is float64, as in `functional.gate`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from trueup.functional.gate import KNOTS, Gate
 from trueup.kernels.cuda.launch import Launch, aligned
 
-BLOCK = 128  # channels, or features, that a program does at a time
+BLOCK = 128  # channels, or features, that a program handles at a time
 _KNOTS, _STEPS, _END = tl.constexpr(KNOTS), tl.constexpr(KNOTS.bit_length()), tl.constexpr(1 << KNOTS.bit_length())
 _TWO_OVER_PI = tl.constexpr(2 / math.pi)
 
@@ -161,7 +161,7 @@ def _values_of_images(
 ):  # fmt: skip
     """Gate value of an image from its whitened scores: `Gate.p_values` and `gate.gate_values`.
 
-    `CLOSED` is the p-value from which on g is 0.
+    g is 0 for p-values of `CLOSED` or more.
     """
     image = tl.program_id(0).to(tl.int64)
     white += image * features

@@ -125,14 +125,14 @@ def shifts_of_bins(
 ):  # fmt: skip
     """Shift of each bin, added to its values; `first` is the rank of the first value in the first of these bins.
 
-    The entry of the very last bin, which no value falls into, is what all values are multiplied by.
+    The very last bin, into which no value falls, holds the factor that multiplies all values.
     """
     after = first + tl.cumsum(counted)
     ranks = tl.full([], n - 1, tl.float64)
     only = tl.where(ranks > 0, 0.0, 0.5)  # a single value is compared with the median
     ranks = tl.maximum(ranks, 1.0)
     level = 1.0 / ranks
-    # Sum of the target over the ranks of a bin: its integral from the first to the last rank, plus half of both ends.
+    # Sum of the target over the ranks of a bin: its integral from the first to the last rank, plus half of each end.
     low, below_low = read_curve(curve, (after - counted) * level + only, m, WAYS, SEARCH)
     total = 0.5 * low - below_low * ranks
     high, below_high = read_curve(curve, (after - 1) * level + only, m, WAYS, SEARCH)
@@ -152,8 +152,8 @@ def shifts_of_bins(
 def read_curve(curve, at, m, WAYS: tl.constexpr, SEARCH: tl.constexpr):
     """Quantile function and its integral at the levels `at`.
 
-    The knot on the left is found in `SEARCH` steps that compare with `WAYS` - 1 knots each: 2 is bisection, more ways
-    are more loads that do not wait for each other.
+    The knot on the left is found in `SEARCH` steps, each of which compares with `WAYS` - 1 knots: 2 is bisection, and
+    more ways load more knots in parallel.
     """
     left = tl.zeros_like(at).to(tl.int32)
     for digit in tl.static_range(SEARCH):

@@ -1,4 +1,4 @@
-"""Launch Triton kernels with little work for the host."""
+"""Launch Triton kernels with little work on the host."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _START_EARLY = tl.constexpr("griddepcontrol.launch_dependents; griddepcontrol.wa
 
 
 class Launch:
-    """A kernel with a fixed grid and constants, called only with arguments that need the same compiled code.
+    """A kernel with a fixed grid and constants. All its calls must need the same compiled code.
 
-    Triton would check that at every launch, which takes longer on the host than most layers take on a GPU. It is called
-    with the tensors as a tuple, followed by the numbers.
+    Triton would check this at every launch, which takes longer on the host than most layers take on a GPU. The
+    arguments of a call are the tensors, as a tuple, and then the numbers.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Launch:
 def aligned(tensor: Tensor) -> Tensor:
     """Return the tensor, or a copy if its address is not a multiple of 16 bytes.
 
-    Triton compiles special code for aligned tensors, which must not be used for others. Code for unaligned tensors
-    would also add up in another order.
+    Triton compiles special code for aligned tensors, which fails for others. Code for unaligned tensors would also sum
+    in another order.
     """
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
@@ -74,7 +74,7 @@ def processors(device: torch.device) -> int:
 def starts_early(device: torch.device, programs: int) -> bool:
     """Return whether a kernel of so many programs should start while the previous kernel still runs.
 
-    This hides launch latency, which dominates small kernels; programs of large ones would get in each other's way.
+    This hides launch latency, which dominates small kernels. Large kernels would slow each other down.
     """
     return has_ptx(device) and _capability(device) >= (9, 0) and programs <= processors(device)
 

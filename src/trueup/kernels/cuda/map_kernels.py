@@ -1,6 +1,6 @@
-"""The kernels of the rule of evidence: sum over maps, then write them; in one launch for small maps.
+"""Kernels of the rule of evidence: sum over maps, then write them. Small maps take a single launch.
 
-The device functions that do a strip of maps are in `strips`, and `maps` divides the work among programs.
+`strips` has the device functions that process a strip of maps, and `maps` divides the work among programs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trueup.kernels.cuda.strips import (
     write_without_bands,
 )
 
-# Arguments that Triton would compile other code for if they are 1 or a multiple of 16: a model has many sizes of maps,
-# and the order of summation must not depend on them.
+# Triton must not compile special code for these arguments where they are 1 or a multiple of 16: a model has maps of
+# many sizes, and the order of summation must not depend on them.
 _MAP_SIZES = ["units", "n", "width", "rows", "strips", "segments"]
 _WHOLE_SIZES = [*_MAP_SIZES, "rows_per_segment"]
 _REALIGN_SIZES = [*_WHOLE_SIZES, "gated", "normed"]
@@ -35,7 +35,7 @@ _WRITE_SIZES = [*_MAP_SIZES, "gated", "normed", "rows_written"]
 @triton.jit(do_not_specialize=_REALIGN_SIZES)
 def realign_whole(
     x, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    gated, normed, least, most, units, n, width, rows, strips, rows_per_segment, segments,
+    gated, normed, lower, upper, units, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +72,7 @@ def realign_whole(
         top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
         _write(
             x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-            least, most,
+            lower, upper,
             channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
         )  # fmt: skip
 
@@ -184,7 +184,7 @@ def sum_segments(
 @triton.jit(do_not_specialize=_WRITE_SIZES)
 def write_rows(
     x, sums, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
-    gated, normed, least, most, units, n, width, rows, strips, rows_written, segments,
+    gated, normed, lower, upper, units, n, width, rows, strips, rows_written, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
@@ -202,7 +202,7 @@ def write_rows(
     top, bottom, column = _segment_bounds(part, rows, strips, rows_written, PAIRS, LAST)
     _write(
         x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-        least, most,
+        lower, upper,
         channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
     )  # fmt: skip
 
@@ -210,19 +210,19 @@ def write_rows(
 @triton.jit
 def _write(
     x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-    least, most, channels, n, width, rows,
+    lower, upper, channels, n, width, rows,
     PAIRS: tl.constexpr, LAST: tl.constexpr,
     BANDS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     if BANDS:
         write_with_bands(
             x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-            least, most,
+            lower, upper,
             channels, n, width, rows, PAIRS, LAST, ADD,
         )  # fmt: skip
     else:
         write_without_bands(
-            x, residual, out, channel, top, bottom, column, start, gain, moves, least, most,
+            x, residual, out, channel, top, bottom, column, start, gain, moves, lower, upper,
             channels, n, width, PAIRS, LAST, ADD,
         )  # fmt: skip
 

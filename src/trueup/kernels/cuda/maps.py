@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.cuda.compile_ahead import Need, put_off
+from trueup.kernels.cuda.compile_ahead import KernelSpec, skip_uncompiled
 from trueup.kernels.cuda.launch import Launch, aligned, processors, starts_early
 from trueup.kernels.cuda.map_kernels import (
     measure_whole,
@@ -29,14 +29,14 @@ from trueup.kernels.cuda.map_kernels import (
 )
 from trueup.kernels.layout import channels_lie_last
 
-SEGMENT_ROWS = 28  # most rows of a segment; even, because two are done at a time
-ROWS_WRITTEN = 8  # rows that a program writes, about, if there are few programs
-PROGRAMS_PER_PROCESSOR = 12  # enough of them to hide the latency of memory
-WHOLE_ROWS = 56  # most rows of a map that is a single segment, if it is one strip
-CACHE_LINE = 128  # bytes: the channels of a program, if they lie last
-MAX_HALVINGS = 2  # how often the channels of a program, and the work of its threads, are halved if programs are few
-STRIP_COLUMNS = {True: 16, False: 64}  # most columns of a strip: if channels lie last, and otherwise
-PLAIN_COLUMNS = 64  # the same without bands, where any width will do
+SEGMENT_ROWS = 28  # rows per segment, at most; even, because two are processed at a time
+ROWS_WRITTEN = 8  # rows that a program writes, roughly, if there are few programs
+PROGRAMS_PER_PROCESSOR = 12  # enough to hide memory latency
+WHOLE_ROWS = 56  # rows, at most, of a map of one strip that is not divided into segments
+CACHE_LINE = 128  # bytes per program, if channels lie last
+MAX_HALVINGS = 2  # of the channels per program, and of the work per thread, if there are few programs
+STRIP_COLUMNS = {True: 16, False: 64}  # columns per strip, at most: if channels lie last, and otherwise
+PLAIN_COLUMNS = 64  # columns per strip without bands, where any width will do
 
 _SUMS = 5  # stored per segment: the pivot, and the first four sums of `sums_with_bands`
 _ALL_SUMS = 7  # for `moments`: the pivot, and all six sums
@@ -54,7 +54,7 @@ def realign(
 ) -> Tensor | None:
     """As `plain.realign`, for float32, bfloat16 or float16 maps; the result has the layout of `x`.
 
-    None if the pass does without it, because its kernels are to be compiled together with others (`compile_ahead`).
+    Return None if this pass skips the rule, because its kernels are not compiled yet (`compile_ahead`).
 
     `channels` is the dimension of `x` that holds the channels. A `norm` is applied to `x` first. The result is rounded
     once, so values that are not moved come out as from torch's operators one after the other, unless there is a norm.
@@ -94,12 +94,12 @@ def realign_maps(
     programs_per_strip: int | None = None,
     halvings: int | None = None,
 ) -> bool:
-    """As `realign`, into `out`; returns whether it was done. All tensors have the layout of `x`.
+    """As `realign`, into `out`. Return False if this pass skips the rule.
 
-    That is contiguous, or with the channels last.
+    All tensors have the layout of `x`: contiguous, or with the channels last.
 
-    `split` says whether several programs do a map, `programs_per_strip` how many do one strip at most, and `halvings`
-    how often the channels of a program are halved; None chooses.
+    `split` says whether several programs share a map, `programs_per_strip` how many share a strip at most, and
+    `halvings` how often the channels of a program are halved; None chooses.
     """
     if x.numel() == 0:
         return True
@@ -120,7 +120,7 @@ def realign_maps(
     bands, add = reference.shape[1] == 3, residual is not None
     shape, strides = x.shape, x.stride()
     plan = _plan(shape, strides, channels, dtype, device, bands, add, dtypes, split, programs_per_strip, halvings)
-    if plan.missing and put_off(plan.missing):
+    if plan.missing and skip_uncompiled(plan.missing):
         return False
     numbers = (epsilon, gated, normed, 0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling)
     tensors = (reference, gates, aligned(residual) if residual is not None else x, out, mean, variance, weight, bias)
@@ -147,7 +147,7 @@ def measure_maps(
         return found
     division = (split, programs_per_strip, halvings)
     plan = _plan(x.shape, x.stride(), 1, x.dtype, x.device, bands, None, (), *division)
-    if plan.missing and put_off(plan.missing):
+    if plan.missing and skip_uncompiled(plan.missing):
         return None
     if plan.split:
         sums = x.new_empty(plan.sums, dtype=torch.float32)
@@ -163,13 +163,13 @@ def _ready(tensor: Tensor) -> Tensor:
 
 
 def gate_or_one(gate: Tensor | None, device: torch.device) -> tuple[int, Tensor]:
-    """Distance between the gate values of two images, and the values: 0 and a single 1 if there is no gate."""
+    """Stride of the gate values, and the values `(batch,)`. Without a gate, stride 0 and a single value of 1."""
     if gate is not None:
         return 1, _ready(gate.float())
     if (found := _ONES.get(device)) is None:
         with torch.inference_mode(False):
             found = torch.ones(1, dtype=torch.float32, device=device)
-        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # memory of a graph is not to be kept
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # not the memory of a CUDA graph
             _ONES[device] = found
     return 0, found
 
@@ -197,7 +197,7 @@ class _Plan(NamedTuple):
     whole: Launch
     sum_segments: Launch
     finish: Launch
-    missing: list[Need]  # kernels that may not be compiled yet
+    missing: list[KernelSpec]  # kernels that may not be compiled yet
 
 
 @functools.lru_cache(maxsize=1024)
@@ -281,11 +281,11 @@ def _plan(
         whole,
         sums,
         finish,
-        [] if device.type != "cuda" else _needs(whole, sums, finish, split, dtype, dtypes, device),
+        [] if device.type != "cuda" else _kernels_of(whole, sums, finish, split, dtype, dtypes, device),
     )
 
 
-def _needs(
+def _kernels_of(
     whole: Launch,
     sums: Launch,
     finish: Launch,
@@ -293,8 +293,8 @@ def _needs(
     dtype: torch.dtype,
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
-) -> list[Need]:
-    """The kernels of a plan, for `compile_ahead`. `dtypes` are those of the reference and a norm; () if measured."""
+) -> list[KernelSpec]:
+    """The kernels of a plan, for `compile_ahead`. `dtypes` are those of the reference and a norm; () to measure."""
     wide, size = torch.float32, 2  # any size will do, as kernels are not specialised on them
     tensors: tuple[Any, ...] = (wide,)
     if dtypes:
@@ -304,7 +304,9 @@ def _needs(
     if split:
         last = (dtype, wide, *tensors, *(size,) * 7) if dtypes else (wide, wide, *(size,) * 6)
         needed = {sums: (dtype, wide, *(size,) * 8), finish: last}
-    return [Need(at.kernel, types, at.constants, tuple(at.options.items()), device) for at, types in needed.items()]
+    return [
+        KernelSpec(at.kernel, types, at.constants, tuple(at.options.items()), device) for at, types in needed.items()
+    ]
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -1,8 +1,8 @@
 """Quantile functions from histograms in Triton, for calibration.
 
-A row's bins depend on its largest value, so there are two passes: find the range, then count. A short row is done by
-one program. Longer rows are divided into parts, and there are three kernels: the range of each part, the counts of each
-part, the quantiles of each row.
+A row's bins depend on its largest value, so there are two passes: find the range, then count. A short row takes one
+program. Longer rows are divided into parts and take three kernels: the range of each part, the counts of each part, the
+quantiles of each row.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from trueup.kernels.cuda.histogram import (
 )
 from trueup.kernels.cuda.launch import Launch, aligned, has_ptx, processors
 
-WHOLE = 32768  # longest row that one program does
-PARTS = 32  # most parts of a row: their counts have to be added
+WHOLE = 32768  # values, at most, of a row that one program handles
+PARTS = 32  # parts per row, at most: their counts have to be added
 PROGRAMS_PER_PROCESSOR = 4
-LEVELS = 1024  # levels that a program does at a time
+LEVELS = 1024  # levels that a program handles at a time
 
 _HALF = tl.constexpr(BINS)
 
@@ -41,7 +41,7 @@ _HALF = tl.constexpr(BINS)
 def quantile_rows(rows: Tensor, levels: Tensor, *, parts: int | None = None, shared: bool | None = None) -> Tensor:
     """As `plain.quantile_rows`, except that denormals count as zeros; `levels` may be in any order.
 
-    `parts` divides each row into so many, `shared` says whether PTX can be used; None chooses.
+    `parts` is the number of parts per row, and `shared` says whether PTX can be used; None chooses.
     """
     batch, n = rows.shape
     out = rows.new_empty(batch, len(levels), dtype=torch.float32)
@@ -96,22 +96,27 @@ def _plan(
         parts = 1 if n <= WHOLE else -(-PROGRAMS_PER_PROCESSOR * processors(device) // rows)
     segments_per_part = -(-segments // min(parts, segments, PARTS))
     parts = -(-segments // segments_per_part)
-    most = max(128, 1 << (segments - 1).bit_length())  # at least 128, so that fewer kernels are compiled
+    segment_lanes = max(128, 1 << (segments - 1).bit_length())  # at least 128, so that fewer kernels are compiled
     passes = (2 * BINS, BLOCK, SEGMENT, shared)
     return _Plan(
         parts,
         segments_per_part,
         segments,
         shared,
-        Launch(_whole, (rows, 1, 1), (*passes, most, LEVELS), num_warps=WARPS),
+        Launch(_quantiles_of_short_rows, (rows, 1, 1), (*passes, segment_lanes, LEVELS), num_warps=WARPS),
         Launch(_find_ranges, (parts, rows, 1), (BLOCK, SEGMENT), num_warps=WARPS),
         Launch(_count_parts, (parts, rows, 1), (*passes, PARTS), num_warps=WARPS),
-        Launch(_quantiles_of_rows, (rows, 1, 1), (2 * BINS, SEGMENT, shared, most, PARTS, LEVELS), num_warps=WARPS),
+        Launch(
+            _quantiles_of_rows,
+            (rows, 1, 1),
+            (2 * BINS, SEGMENT, shared, segment_lanes, PARTS, LEVELS),
+            num_warps=WARPS,
+        ),
     )
 
 
 @triton.jit
-def _whole(
+def _quantiles_of_short_rows(
     x, levels, out, sums, counts, n, m, segments,
     BINS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr, SEGMENTS: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -120,15 +125,15 @@ def _whole(
     x += row * n
     sums += row * segments
     counts += row * BINS
-    least, most = _range(x, n, 0, n, BLOCK)
-    offset = offset_exponent_of_row(least, most)
+    smallest, largest = _range(x, n, 0, n, BLOCK)
+    offset = offset_exponent_of_row(smallest, largest)
     memory = shared_bins(BINS, SHARED)
     counted = count_values(
         x, None, None, sums, counts, memory, offset, n, 0, segments, False, BINS, BLOCK, SEGMENT, SHARED, 0, False
     )
     finite = tl.abs(mean_of_row(sums, segments, SEGMENTS)) < float("inf")
     _write_quantiles(
-        levels, out + row * m, counted, counts, memory, least, most, finite, offset, n, m, segments,
+        levels, out + row * m, counted, counts, memory, smallest, largest, finite, offset, n, m, segments,
         BINS, SEGMENT, SHARED, LEVELS,
     )  # fmt: skip
 
@@ -140,10 +145,10 @@ def _find_ranges(x, sums, n, segments, segments_per_part, BLOCK: tl.constexpr, S
     parts = tl.num_programs(0)
     first = part * segments_per_part * SEGMENT
     last = tl.minimum(first + segments_per_part * SEGMENT, n)
-    least, most = _range(x + row * n, n, first, last, BLOCK)
+    smallest, largest = _range(x + row * n, n, first, last, BLOCK)
     ranges = sums + tl.num_programs(1) * segments + row * 2 * parts
-    tl.store(ranges + part, least)
-    tl.store(ranges + parts + part, most)
+    tl.store(ranges + part, smallest)
+    tl.store(ranges + parts + part, largest)
 
 
 @triton.jit
@@ -155,10 +160,10 @@ def _count_parts(
     row = tl.program_id(1).to(tl.int64)
     parts = tl.num_programs(0)
     counts += (row * parts + part) * BINS
-    least, most = _range_of_parts(sums + tl.num_programs(1) * segments + row * 2 * parts, parts, PARTS)
+    smallest, largest = _range_of_parts(sums + tl.num_programs(1) * segments + row * 2 * parts, parts, PARTS)
     counted = count_values(
         x + row * n, None, None, sums + row * segments, counts, shared_bins(BINS, SHARED),
-        offset_exponent_of_row(least, most), n,
+        offset_exponent_of_row(smallest, largest), n,
         part * segments_per_part, tl.minimum((part + 1) * segments_per_part, segments),
         False, BINS, BLOCK, SEGMENT, SHARED, 0, False,
     )  # fmt: skip
@@ -174,15 +179,15 @@ def _quantiles_of_rows(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     counts += row * parts * BINS
-    least, most = _range_of_parts(sums + tl.num_programs(0) * segments + row * 2 * parts, parts, PARTS)
+    smallest, largest = _range_of_parts(sums + tl.num_programs(0) * segments + row * 2 * parts, parts, PARTS)
     finite = tl.abs(mean_of_row(sums + row * segments, segments, SEGMENTS)) < float("inf")
     counted = tl.zeros([BINS], tl.int32)
     for part in tl.range(parts, loop_unroll_factor=4):  # unrolled, so that loads do not wait for each other
         counted += tl.load(counts + part * BINS + tl.arange(0, BINS))
     tl.debug_barrier()  # without shared memory, the first part's counts are overwritten
     _write_quantiles(
-        levels, out + row * m, counted, counts, shared_bins(BINS, SHARED), least, most, finite,
-        offset_exponent_of_row(least, most),
+        levels, out + row * m, counted, counts, shared_bins(BINS, SHARED), smallest, largest, finite,
+        offset_exponent_of_row(smallest, largest),
         n, m, segments, BINS, SEGMENT, SHARED, LEVELS,
     )  # fmt: skip
 
@@ -210,7 +215,7 @@ def _range_of_parts(ranges, parts, PARTS: tl.constexpr):
 
 @triton.jit
 def _write_quantiles(
-    levels, out, counted, counts, memory, least, most, finite, offset, n, m, segments,
+    levels, out, counted, counts, memory, smallest, largest, finite, offset, n, m, segments,
     BINS: tl.constexpr, SEGMENT: tl.constexpr, SHARED: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Write a row's quantiles from its counts, less those of the padding zeros."""
@@ -221,28 +226,28 @@ def _write_quantiles(
         at = begin + tl.arange(0, LEVELS)
         position = tl.load(levels + at, mask=at < m, other=0.0) * (n - 1)
         rank = position.to(tl.int32)
-        lower = _order_statistic(rank, least, most, ends, memory, offset, n, SHARED)
-        upper = _order_statistic(tl.minimum(rank + 1, n - 1), least, most, ends, memory, offset, n, SHARED)
+        lower = _order_statistic(rank, smallest, largest, ends, memory, offset, n, SHARED)
+        upper = _order_statistic(tl.minimum(rank + 1, n - 1), smallest, largest, ends, memory, offset, n, SHARED)
         value = lower + (position - rank) * (upper - lower)
         tl.store(out + at, tl.where(finite, value, float("nan")).to(tl.float32), mask=at < m)
 
 
 @triton.jit
-def _order_statistic(rank, least, most, ends, memory, offset, n, SHARED: tl.constexpr):
+def _order_statistic(rank, smallest, largest, ends, memory, offset, n, SHARED: tl.constexpr):
     """Value of each rank, as if the values of its bin were evenly spaced between the bin's edges: float64."""
-    which = tl.zeros_like(rank)  # number of bins that end at or before the rank
+    index = tl.zeros_like(rank)  # bin of the rank: the number of bins that end at or before it
     for bit in tl.static_range(12):
-        ahead = which + (1 << (11 - bit))
-        which = tl.where(_end_of_bin(ends, memory, ahead - 1, SHARED) <= rank, ahead, which)
-    first = tl.where(which > 0, _end_of_bin(ends, memory, tl.maximum(which - 1, 0), SHARED), 0)
-    share = (rank - first + 0.5) / (_end_of_bin(ends, memory, which, SHARED) - first).to(tl.float64)
-    side = which - _HALF
+        ahead = index + (1 << (11 - bit))
+        index = tl.where(_end_of_bin(ends, memory, ahead - 1, SHARED) <= rank, ahead, index)
+    first = tl.where(index > 0, _end_of_bin(ends, memory, tl.maximum(index - 1, 0), SHARED), 0)
+    share = (rank - first + 0.5) / (_end_of_bin(ends, memory, index, SHARED) - first).to(tl.float64)
+    side = index - _HALF
     near = lower_edge(tl.abs(side), offset)
     far = tl.where(side == 0, 0.0, lower_edge(tl.abs(side) + 1, offset))  # zeros are exact
     left = tl.where(side < 0, -far, near).to(tl.float64)
     right = tl.where(side < 0, -near, far).to(tl.float64)
-    value = tl.minimum(tl.maximum(left + share * (right - left), least), most)
-    return tl.where(rank == 0, least, tl.where(rank == n - 1, most, value))
+    value = tl.minimum(tl.maximum(left + share * (right - left), smallest), largest)
+    return tl.where(rank == 0, smallest, tl.where(rank == n - 1, largest, value))
 
 
 @triton.jit

@@ -2,12 +2,12 @@
 
 A program takes some channels of an image and goes down a strip of their maps. Each lane has a pair of columns. If
 channels lie last, the two are adjacent and share their neighbours; otherwise they are half a strip apart, so that
-adjacent lanes read adjacent columns. A local mean is a sum over three rows, of which each is a sum over three columns
-that is computed once per row.
+adjacent lanes read adjacent columns. A local mean is a sum over three rows; each row's sum over three columns is
+computed once.
 
-If channels lie last, two rows are done at a time, which saves a sum and most register moves, while the next rows are
-copied to shared memory. Otherwise neighbours do not lie at aligned addresses, for which such copies are slow; one row
-is done at a time, while the next but one is loaded to registers.
+If channels lie last, two rows are processed at a time, which saves a sum and most register moves, while the next rows
+are copied to shared memory. Otherwise neighbours do not lie at aligned addresses, for which such copies are slow. Then
+one row is processed at a time, while the next but one is loaded to registers.
 
 Sums are taken of a map minus a *pivot*, the mean of its first values: the mean is not known before the map has been
 read, and squares of values far from zero would cancel in float32. If the first values are the share f of a map,
@@ -15,9 +15,9 @@ read, and squares of values far from zero would cancel in float32. If the first 
 
 Constants of the kernels: `MAPS` is the number of channels of a program and `PAIRS` that of column pairs of a strip.
 `LAST` says that channels lie last in memory, `BANDS` that maps have a low and a high band, `ALL` that all moments are
-wanted and not only those that `realign` needs, `ADD` that a residual is added. What else a call may ask for is an
-argument: every constant doubles the number of kernels that a model has to compile. A ReLU is the limits of the results,
-`least` and `most`: 0 or minus infinity, and infinity or 6.
+computed and not only those that `realign` needs, `ADD` that a residual is added. All other options are arguments,
+because every constant doubles the number of kernels that a model has to compile. A ReLU limits the results to `lower`
+(0, or minus infinity without a ReLU) and `upper` (6 for a ReLU6, else infinity).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from trueup.kernels.cuda.coefficients import variance_of
 from trueup.kernels.cuda.elementwise import clamp_to_float16, relu
 
 _STAGES = tl.constexpr(3)  # pairs of rows in the pipeline
-_HALVINGS = tl.constexpr(5)  # of 32 numbers, the most pairs of columns that a strip has
+_HALVINGS = tl.constexpr(5)  # that reduce 32 numbers, the maximum of column pairs per strip, to one
 
 
 @triton.jit
 def program_tile(channels, parts, MAPS: tl.constexpr):
-    """Image, part and channels of this program, all along one axis, because the others end at 65,535."""
+    """Image, part and channels of this program. All lie along the first axis; the others are limited to 65,535."""
     tiles = tl.cdiv(channels, MAPS)
     above = tl.program_id(0) // tiles
     image = above // parts
@@ -58,7 +58,7 @@ def _row_pointer(x, y, channel, column, channels, n, width, LAST: tl.constexpr):
 def _neighbour_offsets(channel, column, channels, DISTANCE: tl.constexpr, LAST: tl.constexpr):
     """Offsets from `_row_pointer` of the left neighbour, the column and the right neighbour, for a pair of columns.
 
-    The form needs the fewest registers: per lane from one pointer, or constants from each lane's own pointer.
+    This form takes the fewest registers: offsets per lane from one pointer, or constants from each lane's pointer.
     """
     if LAST:
         at = column[None, :] * channels + channel[:, None]
@@ -70,7 +70,7 @@ def _neighbour_offsets(channel, column, channels, DISTANCE: tl.constexpr, LAST: 
 
 @triton.jit
 def _column_mask(channel, column, channels, width):
-    """Mask of the columns, and channels, that lie inside the maps."""
+    """Mask of the columns and channels that lie inside the maps."""
     return ((column >= 0) & (column < width))[None, :] & (channel < channels)[:, None]
 
 
@@ -117,7 +117,7 @@ def start_strip(
     x, channel, top, column, channels, n, width,
     PAIRS: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """State above row `top`: the sums of neighbours in the row above and in row `top`, and the values of row `top`."""
+    """State at row `top`: the sums of neighbours in the row above and in row `top`, and the values of row `top`."""
     distance: tl.constexpr = 1 if LAST else PAIRS  # between a pair's columns
     masks = _neighbour_masks(channel, column, channels, width, distance)
     offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
@@ -136,7 +136,7 @@ def _neighbour_weight(at, length):
 
 @triton.jit
 def pivot_of(x, channel, channels, n, width, LAST: tl.constexpr):
-    """Mean of up to 16 first values of each map."""
+    """Mean of the first values, up to 16, of each map."""
     column, count = tl.arange(0, 16), tl.minimum(tl.minimum(width, n), 16)
     inside = _column_mask(channel, column, channels, count)
     offsets = _neighbour_offsets(channel, column, channels, 1, LAST)
@@ -164,7 +164,7 @@ def sums_without_bands(
 ):  # fmt: skip
     """Sums over rows `top` to `bottom - 1` of the values minus the pivot, and of their squares.
 
-    They take the low band's places in the result of `sums_with_bands`; the others are 0.
+    They are returned in the low band's places of the result of `sums_with_bands`; the other sums are 0.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS  # between a pair's columns
     masks = _neighbour_masks(channel, column, channels, width, distance)
@@ -189,8 +189,8 @@ def sums_with_bands(
 ):  # fmt: skip
     """Sums over rows `top` to `bottom - 1` of maps minus their pivot, and the state at `bottom`.
 
-    The sums are those of the low band, the high band, the squares of each, and with `ALL` also the squares of the
-    values and the absolute values of the high band. `state` is that of `start_strip` at `top`.
+    These are the sums of the low band, the high band, the squares of each, and with `ALL` also of the squared values
+    and of the absolute values of the high band. `state` is that of `start_strip` at `top`.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS
     masks, down = _neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
@@ -203,27 +203,29 @@ def sums_with_bands(
     sums = nothing, nothing, nothing, nothing, nothing, nothing
     if LAST:
         for y in tl.range(top, bottom - 1, 2, num_stages=_STAGES):
-            one = _load_neighbours(row, offsets, True, masks, LAST)
-            two = _load_neighbours(row + down, offsets, y + 2 < rows, masks, LAST)
+            next_row = _load_neighbours(row, offsets, True, masks, LAST)
+            row_after = _load_neighbours(row + down, offsets, y + 2 < rows, masks, LAST)
             row += 2 * down
-            below, under = _sum_neighbours(one, LAST), _sum_neighbours(two, LAST)
-            between = here[0] + below[0], here[1] + below[1]
-            nine = above[0] + between[0], above[1] + between[1]
-            sums = _add_row(sums, nine, values, weights, centres, _neighbour_weight(y, rows), ALL)
-            nine = between[0] + under[0], between[1] + under[1]
-            sums = _add_row(sums, nine, (one[1], one[4]), weights, centres, _neighbour_weight(y + 1, rows), ALL)
-            above, here, values = below, under, (two[1], two[4])
+            below, below_next = _sum_neighbours(next_row, LAST), _sum_neighbours(row_after, LAST)
+            middle = here[0] + below[0], here[1] + below[1]
+            sums3x3 = above[0] + middle[0], above[1] + middle[1]
+            sums = _add_row(sums, sums3x3, values, weights, centres, _neighbour_weight(y, rows), ALL)
+            sums3x3 = middle[0] + below_next[0], middle[1] + below_next[1]
+            sums = _add_row(
+                sums, sums3x3, (next_row[1], next_row[4]), weights, centres, _neighbour_weight(y + 1, rows), ALL
+            )
+            above, here, values = below, below_next, (row_after[1], row_after[4])
         if (bottom - top) % 2 == 1:  # the last row of a map, after an even number of rows
-            nine = above[0] + here[0], above[1] + here[1]
-            sums = _add_row(sums, nine, values, weights, centres, _neighbour_weight(bottom - 1, rows), ALL)
+            sums3x3 = above[0] + here[0], above[1] + here[1]
+            sums = _add_row(sums, sums3x3, values, weights, centres, _neighbour_weight(bottom - 1, rows), ALL)
     else:
         following = _load_neighbours(row, offsets, top + 1 < rows, masks, LAST)
         for y in range(top, bottom):
             row += down
             next_but_one = _load_neighbours(row, offsets, (y < bottom - 1) & (y + 2 < rows), masks, LAST)
             below = _sum_neighbours(following, LAST)
-            nine = above[0] + (here[0] + below[0]), above[1] + (here[1] + below[1])
-            sums = _add_row(sums, nine, values, weights, centres, _neighbour_weight(y, rows), ALL)
+            sums3x3 = above[0] + (here[0] + below[0]), above[1] + (here[1] + below[1])
+            sums = _add_row(sums, sums3x3, values, weights, centres, _neighbour_weight(y, rows), ALL)
             above, here, values = here, below, (following[1], following[4])
             following = next_but_one
     low, high, low2, high2, square, rough = sums
@@ -235,13 +237,13 @@ def sums_with_bands(
 
 
 @triton.jit
-def _add_row(sums, nine, values, weights, centres, row_weight, ALL: tl.constexpr):
-    """Add a row to the sums of `sums_with_bands`. `nine` are sums over 3 x 3 neighbourhoods."""
+def _add_row(sums, sums3x3, values, weights, centres, row_weight, ALL: tl.constexpr):
+    """Add a row to the sums of `sums_with_bands`. `sums3x3` are sums over 3 x 3 neighbourhoods."""
     low, high, low2, high2, square, rough = sums
     weight0, weight1 = (weights[0] * row_weight)[None, :], (weights[1] * row_weight)[None, :]
-    smooth0, smooth1 = tl.fma(nine[0], weight0, -centres[0]), tl.fma(nine[1], weight1, -centres[1])
-    sharp0 = tl.fma(nine[0], -weight0, values[0].to(tl.float32))
-    sharp1 = tl.fma(nine[1], -weight1, values[1].to(tl.float32))
+    smooth0, smooth1 = tl.fma(sums3x3[0], weight0, -centres[0]), tl.fma(sums3x3[1], weight1, -centres[1])
+    sharp0 = tl.fma(sums3x3[0], -weight0, values[0].to(tl.float32))
+    sharp1 = tl.fma(sums3x3[1], -weight1, values[1].to(tl.float32))
     low += smooth0 + smooth1
     high += sharp0 + sharp1
     low2 = tl.fma(smooth1, smooth1, tl.fma(smooth0, smooth0, low2))
@@ -255,7 +257,7 @@ def _add_row(sums, nine, values, weights, centres, row_weight, ALL: tl.constexpr
 
 @triton.jit
 def write_without_bands(
-    x, residual, out, channel, top, bottom, column, start, gain, moves, least, most, channels, n, width,
+    x, residual, out, channel, top, bottom, column, start, gain, moves, lower, upper, channels, n, width,
     PAIRS: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write rows `top` to `bottom - 1` as start + gain * value."""
@@ -265,67 +267,78 @@ def write_without_bands(
     for y in tl.range(top, bottom, loop_unroll_factor=2):
         mask0, mask1 = _pixel_masks(y * width + column, n, masks, distance)
         row = _row_pointer(x, y, channel, column, channels, n, width, LAST)
-        beside = _row_pointer(residual, y, channel, column, channels, n, width, LAST)
-        to = _row_pointer(out, y, channel, column, channels, n, width, LAST)
+        residual_row = _row_pointer(residual, y, channel, column, channels, n, width, LAST)
+        out_row = _row_pointer(out, y, channel, column, channels, n, width, LAST)
         value0, value1 = _load_pair(row, offsets, mask0, mask1)
-        added0, added1 = _load_pair(beside, offsets, mask0, mask1) if ADD else (value0, value1)
+        added0, added1 = _load_pair(residual_row, offsets, mask0, mask1) if ADD else (value0, value1)
         new0 = tl.fma(value0.to(tl.float32), gain[:, None], start[:, None])
         new1 = tl.fma(value1.to(tl.float32), gain[:, None], start[:, None])
-        _store(to + offsets[1], new0, added0, moves[:, None], least, most, mask0, ADD)
-        _store(to + offsets[4], new1, added1, moves[:, None], least, most, mask1, ADD)
+        _store(out_row + offsets[1], new0, added0, moves[:, None], lower, upper, mask0, ADD)
+        _store(out_row + offsets[4], new1, added1, moves[:, None], lower, upper, mask1, ADD)
 
 
 @triton.jit
 def write_with_bands(
     x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-    least, most, channels, n, width, rows,
+    lower, upper, channels, n, width, rows,
     PAIRS: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write rows `top` to `bottom - 1` as start + gain * value + gain_of_mean * local mean.
 
-    `top` must be even: of two rows done at a time, each adds up its local means in another order.
+    `top` must be even: the two rows of a step sum their local means in different orders.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS
     masks, down = _neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
     offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
-    rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None], least, most
+    rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None], lower, upper
     above, here, values = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST)
     row = _row_pointer(x, top + 1, channel, column, channels, n, width, LAST)
     weights = _neighbour_weight(column, width), _neighbour_weight(column + distance, width)
     if LAST:
-        beside, to = residual + top * down, out + top * down
+        residual_row, out_row = residual + top * down, out + top * down
         for y in tl.range(top, bottom - 1, 2, num_stages=_STAGES):
-            one = _load_neighbours(row, offsets, True, masks, LAST)
-            two = _load_neighbours(row + down, offsets, y + 2 < rows, masks, LAST)
-            added_one = _load_pair(beside, offsets, masks[1], masks[4]) if ADD else values
-            added_two = _load_pair(beside + down, offsets, masks[1], masks[4]) if ADD else values
-            below, under = _sum_neighbours(one, LAST), _sum_neighbours(two, LAST)
-            between = here[0] + below[0], here[1] + below[1]
-            nine = above[0] + between[0], above[1] + between[1]
+            next_row = _load_neighbours(row, offsets, True, masks, LAST)
+            row_after = _load_neighbours(row + down, offsets, y + 2 < rows, masks, LAST)
+            added = _load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
+            added_next = _load_pair(residual_row + down, offsets, masks[1], masks[4]) if ADD else values
+            below, below_next = _sum_neighbours(next_row, LAST), _sum_neighbours(row_after, LAST)
+            middle = here[0] + below[0], here[1] + below[1]
+            sums3x3 = above[0] + middle[0], above[1] + middle[1]
             weight = _neighbour_weight(y, rows)
-            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD)
-            nine = between[0] + under[0], between[1] + under[1]
+            _write_row(out_row, offsets, sums3x3, values, weights, weight, rule, added, masks, ADD)
+            sums3x3 = middle[0] + below_next[0], middle[1] + below_next[1]
             weight = _neighbour_weight(y + 1, rows)
-            _write_row(to + down, offsets, nine, (one[1], one[4]), weights, weight, rule, added_two, masks, ADD)
-            above, here, values = below, under, (two[1], two[4])
-            row, beside, to = row + 2 * down, beside + 2 * down, to + 2 * down
+            _write_row(
+                out_row + down,
+                offsets,
+                sums3x3,
+                (next_row[1], next_row[4]),
+                weights,
+                weight,
+                rule,
+                added_next,
+                masks,
+                ADD,
+            )
+            above, here, values = below, below_next, (row_after[1], row_after[4])
+            row, residual_row, out_row = row + 2 * down, residual_row + 2 * down, out_row + 2 * down
         if (bottom - top) % 2 == 1:
-            added_one = _load_pair(beside, offsets, masks[1], masks[4]) if ADD else values
-            nine = above[0] + here[0], above[1] + here[1]
+            added = _load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
+            sums3x3 = above[0] + here[0], above[1] + here[1]
             weight = _neighbour_weight(bottom - 1, rows)
-            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD)
+            _write_row(out_row, offsets, sums3x3, values, weights, weight, rule, added, masks, ADD)
     else:
         following = _load_neighbours(row, offsets, top + 1 < rows, masks, LAST)
         for y in range(top, bottom):
             row += down
             next_but_one = _load_neighbours(row, offsets, (y < bottom - 1) & (y + 2 < rows), masks, LAST)
-            beside = _row_pointer(residual, y, channel, column, channels, n, width, LAST)
-            added_one = _load_pair(beside, offsets, masks[1], masks[4]) if ADD else values
-            to = _row_pointer(out, y, channel, column, channels, n, width, LAST)
+            residual_row = _row_pointer(residual, y, channel, column, channels, n, width, LAST)
+            added = _load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
+            out_row = _row_pointer(out, y, channel, column, channels, n, width, LAST)
             below = _sum_neighbours(following, LAST)
-            nine = above[0] + (here[0] + below[0]), above[1] + (here[1] + below[1])
+            sums3x3 = above[0] + (here[0] + below[0]), above[1] + (here[1] + below[1])
             weight = _neighbour_weight(y, rows)
-            _write_row(to, offsets, nine, values, weights, weight, rule, added_one, masks, ADD)
+            _write_row(out_row, offsets, sums3x3, values, weights, weight, rule, added, masks, ADD)
             above, here, values = here, below, (following[1], following[4])
             following = next_but_one
 
@@ -343,27 +356,27 @@ def _load_pair(row, offsets, mask0, mask1):
 
 
 @triton.jit
-def _write_row(to, offsets, nine, values, weights, row_weight, rule, added, masks, ADD: tl.constexpr):
-    """Write one row of `write_with_bands`. `nine` are sums over 3 x 3 neighbourhoods."""
-    start, gain, gain_of_mean, moves, least, most = rule
-    local0, local1 = nine[0] * (weights[0] * row_weight)[None, :], nine[1] * (weights[1] * row_weight)[None, :]
+def _write_row(out_row, offsets, sums3x3, values, weights, row_weight, rule, added, masks, ADD: tl.constexpr):
+    """Write one row of `write_with_bands`. `sums3x3` are sums over 3 x 3 neighbourhoods."""
+    start, gain, gain_of_mean, moves, lower, upper = rule
+    local0, local1 = sums3x3[0] * (weights[0] * row_weight)[None, :], sums3x3[1] * (weights[1] * row_weight)[None, :]
     # Local means of maps that are not moved may be NaN.
     new0 = tl.fma(tl.where(moves, local0, 0.0), gain_of_mean, tl.fma(values[0].to(tl.float32), gain, start))
     new1 = tl.fma(tl.where(moves, local1, 0.0), gain_of_mean, tl.fma(values[1].to(tl.float32), gain, start))
-    _store(to + offsets[1], new0, added[0], moves, least, most, masks[1], ADD)
-    _store(to + offsets[4], new1, added[1], moves, least, most, masks[4], ADD)
+    _store(out_row + offsets[1], new0, added[0], moves, lower, upper, masks[1], ADD)
+    _store(out_row + offsets[4], new1, added[1], moves, lower, upper, masks[4], ADD)
 
 
 @triton.jit
-def _store(out, value, added, moves, least, most, inside, ADD: tl.constexpr):
-    """Add the residual, limit the sum, and store. Unmoved values are rounded as if this were done in steps."""
+def _store(out, value, added, moves, lower, upper, inside, ADD: tl.constexpr):
+    """Add the residual, limit the sum, and store. Unmoved values are rounded as by torch's separate steps."""
     dtype: tl.constexpr = out.dtype.element_ty
     if dtype == tl.float16:  # a reference may lie outside float16's range
         value = tl.where(moves, clamp_to_float16(value), value)
     if ADD:
         value += added.to(tl.float32)
-    value = tl.maximum(value, least, propagate_nan=tl.PropagateNan.ALL)
-    value = tl.minimum(value, most, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.maximum(value, lower, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.minimum(value, upper, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out, value.to(dtype), mask=inside)
 
 

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trueup.kernels.cuda.coefficients import coefficients
-from trueup.kernels.cuda.compile_ahead import Need, put_off
+from trueup.kernels.cuda.compile_ahead import KernelSpec, skip_uncompiled
 from trueup.kernels.cuda.elementwise import clamp_to_float16
 from trueup.kernels.cuda.launch import Launch, aligned
 from trueup.kernels.cuda.maps import gate_or_one, realign
@@ -45,7 +45,7 @@ def realign_after_layer_norm(x: Tensor, reference: Tensor, gate: Tensor | None, 
     weight, bias, epsilon = norm
     bands = reference.shape[1] == 3
     plan = _plan(x.shape, bands, (x.dtype, weight.dtype, bias.dtype, reference.dtype), x.device)
-    later = bool(plan.missing) and put_off(plan.missing)
+    later = bool(plan.missing) and skip_uncompiled(plan.missing)
     if later:
         if bands:
             realign(x, reference, gate, channels=-1)  # so that its kernels are compiled with this one
@@ -66,7 +66,7 @@ class _Plan(NamedTuple):
     sums: int  # numbers that `normalise` stores
     normalise: Launch
     write: Launch
-    missing: list[Need]  # kernels that may not be compiled yet
+    missing: list[KernelSpec]  # kernels that may not be compiled yet
 
 
 @functools.lru_cache(maxsize=1024)
@@ -85,14 +85,15 @@ def _plan(shape: torch.Size, bands: bool, dtypes: tuple[torch.dtype, ...], devic
     normalise = Launch(normalise_tokens, (batch * blocks, 1, 1), (unit, tokens, width, not bands), **options)
     constants = (unit, tokens, WRITTEN_TOKENS, WRITTEN_CHANNELS, SUMS)
     write = Launch(write_tokens, (batch * parts * tiles, 1, 1), constants, **options)
-    missing: list[Need] = []
+    missing: list[KernelSpec] = []
     if device.type == "cuda":
         dtype, weight, bias, reference = dtypes
         wide, sizes = torch.float32, (2, 2, 2)  # any size will do, as kernels are not specialised on them
         first = (dtype, weight, bias, dtype, dtype if bands else wide, 1e-5, *sizes)
         needed = {normalise: first} if bands else {normalise: first, write: (dtype, wide, reference, wide, 0, *sizes)}
         missing = [
-            Need(at.kernel, types, at.constants, tuple(at.options.items()), device) for at, types in needed.items()
+            KernelSpec(at.kernel, types, at.constants, tuple(at.options.items()), device)
+            for at, types in needed.items()
         ]
     return _Plan((channels // unit, n, blocks), batch * blocks * 2 * channels, normalise, write, missing)
 

@@ -1,4 +1,4 @@
-"""The backend in torch's own operators: any device, and the definition of what the other backends compute."""
+"""The backend in torch's own operators. It runs on any device and defines what the other backends compute."""
 
 from trueup.kernels.plain.gate import gate_values
 from trueup.kernels.plain.histogram import quantile_rows, transport_rows

@@ -19,10 +19,10 @@ from trueup.kernels.bins import (
 
 
 def transport_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse: bool, relu: bool) -> Tensor:
-    """Move each row by `step` of its way towards the target; values that share a bin count as equal.
+    """Move each row by the share `step` of its way towards the target; values in one bin count as equal.
 
     `rows` is `(batch, n)`, contiguous, float32, bfloat16 or float16. `curve` is the target as `curve_of` returns it, on
-    the same device. `keep` keeps each row's mean; `sparse` keeps zeros. With `relu`, that is applied first.
+    the same device. `keep` keeps each row's mean; `sparse` keeps zeros; `relu` applies a ReLU first.
     """
     a = rows.float().relu() if relu else rows.float()
     n = a.shape[1]

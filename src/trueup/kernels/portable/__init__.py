@@ -1,7 +1,7 @@
 """The backend in operators that every runtime has, for graphs that are compiled or exported.
 
-What comes out of `torch.export`, `torch.onnx.export` or AOTInductor then needs no trueup where it runs. Everything is
-float32 (float64 if the model is), nothing is searched, and constants are worked out beforehand: few small operators,
+Graphs from `torch.export`, `torch.onnx.export` or AOTInductor then run without trueup. Everything is float32 (float64
+if the model is), nothing is searched, and constants are computed beforehand. What remains are a few small operators,
 which a compiler fuses. The results are those of `trueup.functional` up to rounding.
 """
 

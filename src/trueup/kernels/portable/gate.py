@@ -1,4 +1,4 @@
-"""The gate in operators that every runtime has: a sum of ramps takes the place of a search among knots."""
+"""The gate in operators that every runtime has: a sum of ramps replaces the search among knots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEEP = 1e30  # slope of a step between two equal knots
 
 
 class GateConstants(NamedTuple):
-    """A gate and the floors of its norms, as `gate_values` reads them, float32.
+    """A gate and the floors of its norms in the form that `gate_values` reads, float32.
 
     An increasing function that is linear between knots is a sum of ramps: the ramp of a cell rises from 0 to 1 between
     its two knots, as clamp((x - left) * slope + jump, 0, 1). Between equal knots it jumps.
@@ -32,12 +32,12 @@ class GateConstants(NamedTuple):
     right: Tensor  # (n,): where each step of the p-value ends
     fall: Tensor  # (n,): its slope
     floors: tuple[Tensor, ...]  # per norm, (2 or 5, channels)
-    bands: tuple[bool, ...]  # per norm, whether there are 5
+    bands: tuple[bool, ...]  # per norm, whether it has 5 floors
     held: int  # n
 
 
 def gate_constants(gate: Gate, floors: Sequence[Tensor]) -> GateConstants:
-    """Work out the constants of a gate."""
+    """Compute the constants of a gate."""
     left, width = gate.knots[:, :-1], gate.knots.diff(dim=1)
     flat = width <= 0
     step = 2 * gate.top / (KNOTS - 1)
@@ -74,7 +74,7 @@ def gate_values(
     beyond = (x - c.ends[0]).clamp(min=0) * c.tails[0] - (c.ends[1] - x).clamp(min=0) * c.tails[1]
     scores = cells * c.step + c.shift + beyond + 0 * x  # some runtimes lose NaN in a clamp
     found = (scores @ c.whiten).square().mean(dim=1, keepdim=True)
-    # Counted from the far end: small p-values are small sums, and lose nothing to rounding.
+    # Counted from the far end: a small p-value is a small sum, so rounding does not hurt it.
     p = (1 + _sum(((c.right - found) * c.fall).clamp(0, 1))) / (c.held + 1)
     g = (math.log(ramp * budget) - torch.log(p)) / math.log(ramp) if budget > 0 else torch.zeros_like(p)
     g = torch.where(found[:, 0] < torch.finfo(torch.float32).max, g.clamp(0, 1), 1.0 if budget > 0 else 0.0)

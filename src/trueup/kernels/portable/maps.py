@@ -12,11 +12,11 @@ LARGEST = 3e38  # stands for an infinite κ: some runtimes refuse infinite const
 
 
 class MapConstants(NamedTuple):
-    """A reference `(5, k, channels)` as `realign` reads it: float32, one row of all statistics after one another.
+    """A reference `(5, k, channels)` in the form that `realign` reads: float32, all statistics concatenated.
 
-    Deviations are described by log-variances here, twice the logarithms of the reference, which saves an operator.
-    With bands, the tensors have the shape `(..., 1, 1)`, ready to broadcast over maps: exporting each operator takes
-    milliseconds.
+    Deviations are described by log-variances, twice the logarithms of the reference, which saves an operator. With
+    bands, the tensors have the shape `(..., 1, 1)` and broadcast over maps without a reshape: exporting an operator
+    takes milliseconds.
     """
 
     centre: Tensor  # (k * channels,)
@@ -30,7 +30,7 @@ class MapConstants(NamedTuple):
 
 
 def map_constants(reference: Tensor) -> MapConstants:
-    """Work out the constants of a reference."""
+    """Compute the constants of a reference."""
     centre, spread, kappa, floor, base = reference.double()
     scaled = torch.nan_to_num(kappa * spread.square(), nan=LARGEST, posinf=LARGEST)
     unit = centre.new_tensor([1.0] + [2.0] * (len(centre) - 1))[:, None]
@@ -62,13 +62,13 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
         moved = realign(a.movedim(channels, 1), constants, gate, channels=1, may_close=may_close)
         return moved.movedim(1, channels)
     wide = a if a.dtype == torch.float64 else a.float()
-    opened = None if gate is None else gate.to(wide.dtype).view(-1, *[1] * (a.dim() - 1))
+    gates = None if gate is None else gate.to(wide.dtype).view(-1, *[1] * (a.dim() - 1))
     usual = _for_maps(constants, wide, channels)
     if a.dim() == 2:  # a map of one value has a mean and nothing else
         away = wide - usual.mean
-        share = _share(usual.base, opened, 0, usual.width)
+        share = _share(usual.base, gates, 0, usual.width)
         rest = None if share is None else (share - 1) * away
-        out = wide - _weighed(away, rest, usual.kappa[: usual.width], opened)
+        out = wide - _excess_share(away, rest, usual.kappa[: usual.width], gates)
         finite = wide.abs() < torch.finfo(wide.dtype).max
     else:
         over = [d for d in range(1, a.dim()) if d != channels]
@@ -77,7 +77,7 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
         variances = [_mean_square(part, over) for part in parts]
         finite = variances[-1] < torch.finfo(wide.dtype).max
         spread = (torch.cat(variances, dim=channels) if usual.bands else variances[0]) + usual.floor
-        excess, logs = _excess(mean, spread, usual, opened, channels)
+        excess, logs = _excess(mean, spread, usual, gates, channels)
         gains = torch.exp(-0.5 * logs)
         out = mean - excess
         for gain, part in zip(torch.split(gains, usual.width, dim=channels), parts, strict=True):
@@ -85,8 +85,8 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
     if a.dtype == torch.float16:
         limit = torch.finfo(a.dtype).max
         out = out.clamp(-limit, limit)
-    if opened is not None and may_close:
-        finite = finite & (opened > 0)
+    if gates is not None and may_close:
+        finite = finite & (gates > 0)
     return torch.where(finite, out, wide).to(a.dtype)
 
 
@@ -138,10 +138,10 @@ def _mean_square(part: Tensor, over: list[int]) -> Tensor:
 def _excess(
     mean: Tensor, spread: Tensor, usual: MapConstants, gate: Tensor | None, channels: int
 ) -> tuple[Tensor, Tensor]:
-    """Distance by which the means and the log-variances are moved down: minus `functional.evidence.shifts`.
+    """Amounts to subtract from the means and from the log-variances: minus `functional.evidence.shifts`.
 
-    `spread` is the variances plus their floors. Unlike there, mixing moves a deviation beyond e^20 times the clean one
-    as any other.
+    `spread` holds the variances plus their floors. Unlike there, a deviation of more than e^20 times the clean one is
+    mixed like any other.
     """
     width, others = usual.width, spread.shape[channels]
     if usual.base is None:
@@ -149,11 +149,11 @@ def _excess(
     else:
         ratio, below = spread * usual.clean, mean - usual.mean
         away = torch.cat([below, torch.log(ratio)], dim=channels)
-        few, many = (_share(usual.base, gate, *part) for part in ((0, width), (width, others)))
-        # log(ratio) - log(1 - many + many * ratio), the other way round
-        rest = torch.cat([(few - 1) * below, torch.log((1 - many) / ratio + many)], dim=channels)
-    by, logs = torch.split(_weighed(away, rest, usual.kappa, gate), [width, others], dim=channels)
-    return by, logs
+        mean_base, base = (_share(usual.base, gate, *part) for part in ((0, width), (width, others)))
+        # minus (log(ratio) - log(1 - base + base * ratio))
+        rest = torch.cat([(mean_base - 1) * below, torch.log((1 - base) / ratio + base)], dim=channels)
+    of_mean, of_logs = torch.split(_excess_share(away, rest, usual.kappa, gate), [width, others], dim=channels)
+    return of_mean, of_logs
 
 
 def _share(base: Tensor | float | None, gate: Tensor | None, start: int, length: int) -> Any:
@@ -162,10 +162,10 @@ def _share(base: Tensor | float | None, gate: Tensor | None, start: int, length:
     return found if found is None or gate is None else found * gate
 
 
-def _weighed(away: Tensor, rest: Tensor | None, kappa: Tensor, gate: Tensor | None) -> Tensor:
-    """Distance by which statistics are moved that are `away` from their centre, by evidence and by mixing.
+def _excess_share(away: Tensor, rest: Tensor | None, kappa: Tensor, gate: Tensor | None) -> Tensor:
+    """Amount that evidence and mixing subtract from statistics that lie `away` from their centre.
 
-    `rest` is minus what mixing would leave of the distance; None if nothing is mixed.
+    `rest` is minus the distance that mixing would leave; None if nothing is mixed.
     """
     squared = away * away
     if gate is not None:

@@ -69,9 +69,9 @@ def is_jit_tracing() -> bool:
 
 
 def _order_statistics(target: Target, n: int) -> Tensor:
-    """As `functional.order_statistics`. Where levels are dense at the ends, their formula tells the place of a rank.
+    """As `functional.order_statistics`. If levels are dense at the ends, their formula gives the place of a rank.
 
-    Each half is counted from its own end, where float32 has the most digits.
+    Each half is counted from its own end, where float32 is most precise.
     """
     values, spacing, m = target
     rank = torch.arange(n, dtype=torch.float32, device=values.device)

@@ -36,12 +36,12 @@ class Made:
 
     @property
     def recipe(self) -> Recipe:
-        """Recipe that it was made from."""
+        """Recipe that the file was made from."""
         return Recipe(self.generator, self.seed, self.constants)
 
     @classmethod
     def by(cls, recipe: Recipe, sha256: str = "", size: int = 0) -> Made:
-        """Return the entry of a file of this recipe; without a checksum, of one that is being written."""
+        """Return the entry of a file of this recipe; without a checksum, the file is still being written."""
         return cls(sha256, size, recipe.generator, recipe.seed, recipe.constants)
 
 
@@ -129,7 +129,7 @@ class Manifest:
             raise ValueError(f"{path} is damaged: it differs from its checksum; run `trueup data make` again")
 
     def holds(self, name: str, recipe: Recipe) -> bool:
-        """Whether a file exists undamaged and is of this recipe."""
+        """Whether a file exists, is undamaged, and is of this recipe."""
         path = self.folder / name
         if not path.is_file() or not self.usable(name, recipe):
             return False

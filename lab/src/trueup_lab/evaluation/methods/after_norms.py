@@ -1,4 +1,4 @@
-"""Norm layers as places to observe and to correct: their outputs are what activation functions receive."""
+"""Observe or correct the outputs of norm layers, which activation functions receive."""
 
 from __future__ import annotations
 

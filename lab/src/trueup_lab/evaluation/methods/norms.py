@@ -1,4 +1,4 @@
-"""Batch norm layers replaced in a copy of the model, and the base of those that normalise each image on its own."""
+"""Replace batch norm layers in a copy of the model; base class of norms that treat each image on its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spelling of methods in tables and on the command line, such as `correct:lambda1=1.0,lambda2=0.2`."""
+"""Write and parse methods as text, such as `correct:lambda1=1.0,lambda2=0.2`."""
 
 from __future__ import annotations
 

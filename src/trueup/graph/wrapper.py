@@ -1,4 +1,4 @@
-"""A wrapper that tools take for the model: the model's names and attributes, and a forward that belongs to a class."""
+"""A wrapper that looks like its model to other tools: the model's names and attributes, and `forward` on its class."""
 
 from __future__ import annotations
 
