@@ -15,7 +15,6 @@ on the training images instead, which the model knows, and tests on all. Files, 
 from __future__ import annotations
 
 import argparse
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +28,7 @@ from trueup_lab.data.root import data_root
 from trueup_lab.devices import device_name
 from trueup_lab.evaluation import EvaluationProgress, Plan, SegmentationRow, evaluate, parse_method, read_subjects
 from trueup_lab.evaluation.methods import Default, Network
-from trueup_lab.experiments.segmentation import BATCH, FIFTEEN, FOUR, METHODS, SummaryRow, summarise
+from trueup_lab.experiments.segmentation import BATCH, FIFTEEN, FOUR, METHODS, publish
 from trueup_lab.performance.rows import TimingRow, measured_on, write_timings
 from trueup_lab.performance.timing import captured, side_by_side
 from trueup_lab.tables import read_table, write_table
@@ -105,11 +104,7 @@ def measure(asked: argparse.Namespace) -> None:
             time_limit=left,
             report=say,
         )
-    asked.out.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(rows, asked.out / rows.name)
-    summary = summarise(rows, subjects[0].set)
-    write_table(asked.out / "summary.csv", SummaryRow, summary)
-    for row in summary:
+    for row in publish(rows, asked.out, subjects[0].set):
         if row.kind == "all" and row.group in ("clean", "four", "fifteen"):
             print(
                 f"{row.set_aside} {row.method:30} {row.group:8} {row.mean_iou:6.2f} {row.gain:+6.2f} ± {row.error:.2f}",

@@ -3,7 +3,7 @@
     python examples/torchvision_detection.py --weights DEFAULT
 
 Sites whose rows are proposals, not images, are left alone, and `print(targets)` lists them. What is safe is decided by
-the answers of the model: `surest` says what counts as one, here the class of the surest box, or -1 if there is none.
+the answers of the model: `classes_seen` says what counts as one, here the set of classes that are seen in an image.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ pictures = [torch.rand(3, *sizes[k % 2]) for k in range(options.images)]  # your
 clean_loader = [(pictures[k : k + 4], [{}] * 4) for k in range(0, options.images, 4)]  # as a detection loader has them
 
 
-def surest(found: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    """Class of the surest box of each image; boxes come in the order of their scores."""
-    return torch.tensor([int(each["labels"][0]) if len(each["labels"]) else -1 for each in found])
+def classes_seen(found: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """A number for the set of classes in each image."""
+    return torch.tensor([hash(frozenset(each["labels"][each["scores"] > 0.5].tolist())) for each in found])
 
 
-targets = trueup.calibrate(model, clean_loader, answer=surest)
+targets = trueup.calibrate(model, clean_loader, answer=classes_seen)
 print(targets)
 robust = trueup.correct(model, targets)
 print(robust)

@@ -285,8 +285,8 @@ def test_a_setting_that_moves_clean_scores_far_is_out_even_if_no_answer_changes(
 def test_scores_that_are_nan_count_as_moved_and_outputs_that_do_not_match_as_unmoved():
     """A NaN in a sum could not be saved, and boxes may be more or fewer."""
     ones = torch.tensor([[1.0, -1.0], [1.0, -1.0]])
-    assert relative_change(ones, torch.tensor([[1.0, torch.nan], [1.0, -1.0]])).tolist() == [1.0, 0.0]
-    assert relative_change([ones, ones], [torch.ones(3, 4)]).tolist() == [0.0, 0.0]
+    assert relative_change(ones, torch.tensor([[1.0, torch.nan], [1.0, -1.0]]), 2).tolist() == [1.0, 0.0]
+    assert relative_change([ones, ones], [torch.ones(3, 4)], 2).tolist() == [0.0, 0.0]
 
 
 def test_the_distance_that_clean_scores_move_is_the_mean_over_the_images(trained):

@@ -142,6 +142,24 @@ def test_a_dictionary_comes_back_as_one_and_its_first_scores_are_the_answer(targ
     assert most_likely(found).equal(plain.argmax(1))
 
 
+def test_of_several_heads_the_first_is_the_answer_and_all_come_back():
+    """Deep supervision: the same scores at half the resolution, as a second head. The list holds no boxes."""
+
+    class Heads(Pyramid):
+        def forward(self, x):
+            logits = super().forward(x)
+            return [logits, F.avg_pool2d(logits, 2)]
+
+    model, x = Heads(), pictures(3, seed=5)
+    model.load_state_dict(pyramid().state_dict())
+    chosen = trueup.calibrate(model.eval(), pictures(60).split(20), progress=False)
+    assert chosen.rule.changes
+    found = trueup.correct(model, chosen)(x)
+    assert [each.shape for each in found] == [(3, 4, 24, 40), (3, 4, 12, 20)]
+    assert most_likely(found).equal(most_likely(tuple(found)))
+    assert most_likely(found).equal(found[0].argmax(1))
+
+
 def test_agreement_is_the_share_of_an_images_pixels():
     a = torch.zeros(2, 4, 5, dtype=torch.long)
     b = a.clone()
@@ -178,3 +196,74 @@ def test_the_budget_of_choose_is_a_share_of_pixels_and_images_are_what_counts(mo
     assert 0 < changed.max() < 1
     with pytest.raises(ValueError, match="18 images are too few"):  # pixels by the thousand do not help
         trueup.choose(model, targets, [unseen[:18]], max_changed=0.05, rule=rule)
+
+
+COLOURS = torch.tensor([[0.0, 0.0, 0.0], [1.2, 0.2, 0.2], [0.2, 1.2, 0.2], [0.2, 0.2, 1.2], [1.2, 1.2, 0.3]])
+
+
+def fields(
+    count: int, seed: int, *, apart: float, size: tuple[int, int] = (24, 32)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fields of five colours with their classes. The larger `apart`, the more of a picture is of one class."""
+    draw = torch.Generator().manual_seed(seed)
+    height = 0.6 * torch.randn(count, 5, 3, 4, generator=draw) + apart * torch.randn(count, 5, 1, 1, generator=draw)
+    classes = F.interpolate(height, size=size, mode="bilinear").argmax(1)
+    noise = 0.25 * torch.randn(count, 3, *size, generator=draw)
+    return COLOURS[classes].permute(0, 3, 1, 2) + noise - 0.4, classes
+
+
+def trained_on(apart: float) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.PReLU(8),
+        nn.Conv2d(8, 16, 3, padding=2, dilation=2, bias=False),
+        nn.BatchNorm2d(16),
+        nn.PReLU(16),
+        nn.Conv2d(16, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.PReLU(16),
+        nn.ConvTranspose2d(16, 5, 2, stride=2),
+    )
+    images, classes = fields(256, 1, apart=apart)
+    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    for some in torch.arange(256).split(32) * 5:  # five times
+        optimiser.zero_grad()
+        F.cross_entropy(model(images[some]), classes[some]).backward()
+        optimiser.step()
+    return model.eval()
+
+
+def mean_iou(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> float:
+    """In percent."""
+    with torch.inference_mode():
+        said = model(images).argmax(1)
+    each = [((said == k) & (classes == k)).sum() / ((said == k) | (classes == k)).sum() for k in range(5)]
+    return 100 * float(torch.stack(each).mean())
+
+
+def test_a_harmful_default_does_not_come_back_for_answers_per_pixel():
+    """Most of a picture is one field, so its statistics tell what it shows. Moving them to the mean is wrong."""
+    model = trained_on(apart=3.0)
+    targets = trueup.calibrate(model, fields(100, 2, apart=3.0)[0].split(25))
+    images, classes = fields(200, 9, apart=3.0)
+    faint = 0.3 * images
+    before, robust = mean_iou(model, images, classes), trueup.correct(model, targets)
+    fixed = trueup.correct(model, targets, EVERYWHERE)
+    assert mean_iou(fixed, images, classes) < before - 2, "a fixed rule should harm this network"
+    assert mean_iou(fixed, faint, classes) < mean_iou(model, faint, classes) - 10
+    assert mean_iou(robust, images, classes) > before - 0.5
+    assert mean_iou(robust, faint, classes) > mean_iou(model, faint, classes) - 3
+
+
+def test_learned_weights_help_a_network_that_answers_per_pixel_at_any_size():
+    model = trained_on(apart=0.5)
+    targets = trueup.calibrate(model, fields(120, 2, apart=0.5)[0].split(30))
+    assert targets.rule.tuned
+    robust = trueup.correct(model, targets)
+    for size in ((24, 32), (50, 38)):
+        images, classes = fields(200, 9, apart=0.5, size=size)
+        assert mean_iou(robust, images, classes) > mean_iou(model, images, classes) - 1
+        for shifted in (0.3 * images, images + 1):
+            assert mean_iou(robust, shifted, classes) > mean_iou(model, shifted, classes) + 4

@@ -18,8 +18,7 @@ def most_likely(output: Any) -> Tensor:
 
     In a tuple, a dictionary or a dataclass, the scores are the first floating-point tensor with two dimensions or more.
     """
-    per_image = isinstance(output, list) and any(isinstance(entry, Mapping) for entry in output)  # boxes and labels
-    scores = None if per_image else next((leaf for leaf in tensors_in(output) if _are_scores(leaf)), None)
+    scores = None if _are_boxes(output) else next((leaf for leaf in tensors_in(output) if _are_scores(leaf)), None)
     if scores is None:
         what = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(
@@ -35,26 +34,40 @@ def agreement(a: Tensor, b: Tensor) -> Tensor:
     return (a == b).reshape(len(a), -1).double().mean(dim=1)
 
 
-def relative_change(before: Any, after: Any) -> Tensor:
-    """Distance between outputs relative to the size of the first `(batch,)` float64, over all floating-point tensors.
+def relative_change(before: Any, after: Any, images: int) -> Tensor:
+    """Distance between outputs relative to the size of the first `(images,)` float64, over all `comparable` tensors.
 
-    The mean over classes is subtracted from scores `(batch, classes, ...)`: no answer depends on it. NaN
+    The mean over classes is subtracted from scores `(images, classes, ...)`: no answer depends on it. NaN
     counts as moved by its whole size. Outputs that cannot be compared, such as lists of boxes, count as unmoved.
 
-    >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]))
+    >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]), 1)
     tensor([0.], dtype=torch.float64)
-    >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]]))
+    >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]]), 1)
     tensor([0.2000], dtype=torch.float64)
     """
-    pairs = list(zip(tensors_in(before), tensors_in(after), strict=False))  # boxes: any number
-    both = [(a, b) for a, b in pairs if _are_scores(a) and isinstance(b, Tensor) and a.shape == b.shape]
+    pairs = zip(comparable(before, images), comparable(after, images), strict=False)
+    both = [(a, b) for a, b in pairs if a.shape == b.shape]
     if not both:
-        images = next((len(a) for a, _ in pairs if isinstance(a, Tensor) and a.dim()), 0)
         return torch.zeros(images, dtype=torch.float64, device="cpu")
     size = torch.stack([_square(a) for a, _ in both]).sum(dim=0)
     moved = torch.stack([_square(b - a) for a, b in both]).sum(dim=0)
     share = (moved / size.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
     return torch.nan_to_num(share, nan=1.0, posinf=1.0)
+
+
+def comparable(output: Any, images: int) -> list[Tensor]:
+    """Tensors of an output whose numbers can be compared image by image: scores with a row per image.
+
+    A list of boxes has none: another model may find other boxes, in another order.
+
+    >>> [tuple(t.shape) for t in comparable({"out": torch.zeros(2, 3, 8, 8), "prototypes": torch.zeros(5, 3)}, 2)]
+    [(2, 3, 8, 8)]
+    >>> comparable([{"boxes": torch.zeros(2, 4)}, {"boxes": torch.zeros(2, 4)}], 2)
+    []
+    """
+    if _are_boxes(output):
+        return []
+    return [leaf for leaf in tensors_in(output) if _are_scores(leaf) and len(leaf) == images]
 
 
 def divergence(before: Any, after: Any) -> Tensor:
@@ -77,6 +90,14 @@ def _square(scores: Tensor) -> Tensor:
     """Sum of squares per image of scores relative to their mean over classes."""
     centred = scores.double() - scores.double().mean(dim=1, keepdim=True)
     return centred.flatten(1).square().sum(dim=1).cpu()
+
+
+def _are_boxes(output: object) -> bool:
+    """Whether an output is a list with an entry per image: dictionaries, or tensors `(boxes, ...)`."""
+    if not isinstance(output, list):
+        return False
+    rows = {len(entry) for entry in output if isinstance(entry, Tensor) and entry.dim()}
+    return any(isinstance(entry, Mapping) for entry in output) or len(rows) > 1
 
 
 def _are_scores(leaf: object) -> bool:

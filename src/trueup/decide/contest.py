@@ -58,7 +58,7 @@ class Contest:
             outputs = self._try(batch.to(self._device), said, numbers, 0, 1.0)
             uncorrected = next(outputs)
             for k, output in enumerate(outputs, start=1):
-                self._moved[k] += relative_change(uncorrected, output).sum()
+                self._moved[k] += relative_change(uncorrected, output, len(numbers)).sum()
 
     def keep(self, which: Sequence[bool]) -> None:
         """Drop all settings except some. The first is the uncorrected model."""

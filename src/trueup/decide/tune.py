@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup import kernels
-from trueup._answers import Answer, divergence, most_likely, relative_change
+from trueup._answers import Answer, comparable, divergence, most_likely, relative_change
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, largest_image, perturb_all, together
 from trueup.decide.sample import ImageSample
@@ -50,17 +50,20 @@ def tuned_weights(
 ) -> dict[str, Tensor] | None:
     """Learned weights of the evidence at each of the `sites`, `(2 or 3, channels)` float32; None if it is not possible.
 
+    It is not for lists of boxes, which cannot be compared number by number, nor, with a warning, for a model without
+    derivatives.
+
     `shares` are those of clean images and of each level of perturbation in the mean that is minimised. `report` is
     called with the number of images that passed through the model, forth and back. Random numbers depend on the sample
     alone.
     """
     device = device_of(traced.model)
-    distance = divergence if answer is most_likely else relative_change
     try:
         with torch.inference_mode(False), torch.enable_grad():
             placed = {site.name: _Weighed(site, targets.norms[site.name].to(device)) for site in sites}
             network = Instrumented(traced, lambda site: placed.get(site.name))
-            _learn(traced.model, network, list(placed.values()), sample, scales, distance, levels, shares, report)
+            modules = list(placed.values())
+            learned = _learn(traced.model, network, modules, sample, scales, answer, levels, shares, report)
     except (RuntimeError, NotImplementedError) as error:  # no derivative, or too little memory
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         warnings.warn(
@@ -69,7 +72,7 @@ def tuned_weights(
             stacklevel=4,
         )
         return None
-    return {name: module.weights() for name, module in placed.items()}
+    return {name: module.weights() for name, module in placed.items()} if learned else None
 
 
 class _Weighed(nn.Module):
@@ -100,11 +103,12 @@ def _learn(
     placed: Sequence[_Weighed],
     sample: ImageSample,
     scales: Scales,
-    distance: Callable[[Any, Any], Tensor],
+    answer: Answer,
     levels: Sequence[float],
     shares: Sequence[float],
     report: Callable[[int], None],
-) -> None:
+) -> bool:
+    """Learn the weights in place. Return whether outputs could be compared."""
     device = device_of(model)
     draw = torch.Generator().manual_seed(0)
     learned = [part for module in placed for part in (module.common, module.own)]
@@ -116,10 +120,14 @@ def _learn(
         numbers, clean = numbers[:fits], clean.part(0, fits).to(device, copy=True)
         with torch.no_grad():
             said = _call(model, clean)
+        if answer is not most_likely and not comparable(said, len(numbers)):
+            return False
         optimiser.zero_grad()
         for level, share in zip((0.0, *levels), shares, strict=True):
             inputs = _perturbed(clean, numbers, scales, level, step, draw) if level else clean
-            loss = share * distance(said, _call(network, inputs)).mean()
+            now = _call(network, inputs)
+            apart = divergence(said, now) if answer is most_likely else relative_change(said, now, len(numbers))
+            loss = share * apart.mean()
             found = torch.autograd.grad(loss, learned, allow_unused=True)
             for part, gradient in zip(learned, found, strict=True):
                 if gradient is not None:
@@ -127,6 +135,7 @@ def _learn(
                     part.grad = gradient if part.grad is None else part.grad + gradient
             report(len(numbers))
         optimiser.step()
+    return True
 
 
 def _perturbed(

@@ -114,13 +114,14 @@ class Decision:
                 f"more answers under perturbation while changing at most {self.max_changed:.1%} of the clean ones and "
                 f"moving clean scores by at most {MAX_MOVED:.0%}."
             )
+        scores = f"clean scores move by {best.mean_moved:.1%} (allowed: {MAX_MOVED:.0%})"
         kept = [f"{a / images:.1%} -> {b / images:.1%}" for a, b in zip(before.kept, best.kept, strict=True)]
         return "\n".join(
             [
                 f"{best.rule}",
                 f"  chosen among {self._settings} settings on {images} images and perturbed copies of them",
                 f"  clean answers that change: {best.share_changed:.1%} (allowed: {self.max_changed:.1%})",
-                f"  clean scores move by {best.mean_moved:.1%} (allowed: {MAX_MOVED:.0%})",
+                f"  {scores if best.moved else 'clean scores: the outputs hold none that could be compared'}",
                 f"  answers kept under mild perturbation: {kept[0]}",
                 f"  answers kept under strong perturbation: {kept[-1]}",
                 f"  gain: {100 * best.mean_gain:.2f} points, standard error {100 * best.error:.2f}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +27,9 @@ from trueup_lab.evaluation import (
 )
 from trueup_lab.evaluation.alexnet import ERRORS, EXTRA_ERRORS
 from trueup_lab.evaluation.methods import Default
-from trueup_lab.tables import number, read_table
+from trueup_lab.tables import number, read_table, write_table
+
+R = TypeVar("R", SegmentationRow, "SummaryRow")
 
 FIFTEEN, FOUR = tuple(ERRORS), tuple(EXTRA_ERRORS)
 """The corruptions that results are reported on, and those on which constants may be chosen."""
@@ -84,6 +88,30 @@ def summarise(path: Path, set_name: str) -> list[SummaryRow]:
         for method in dict.fromkeys(row.method for row in mine):
             found += _of_method(path, mine, method, SETS[set_name].dense)
     return found
+
+
+def publish(rows: Path, out: Path, set_name: str) -> list[SummaryRow]:
+    """Write measured rows and their summary into the folder `out`, and return the summary.
+
+    What other runs measured stays there: a run on another machine, or with another `set_aside`, replaces only rows of
+    the same model, method, test set and `set_aside`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    summary = summarise(rows, set_name)
+    _replace(out / rows.name, SegmentationRow, read_table(rows, SegmentationRow), _ROW)
+    _replace(out / "summary.csv", SummaryRow, summary, _SUMMARY)
+    return summary
+
+
+_ROW = attrgetter("model", "seed", "method", "stream", "batch", "corruption", "severity", "set_aside")
+_SUMMARY = attrgetter("model", "method", "set_aside", "group", "kind")
+
+
+def _replace(path: Path, kind: type[R], rows: Sequence[R], key: Callable[[R], Hashable]) -> None:
+    """Write rows into a table in the place of those with the same key; the others come last."""
+    merged: dict[Hashable, R] = {key(row): row for row in read_table(path, kind)}
+    merged.update({key(row): row for row in rows})
+    write_table(path, kind, merged.values())
 
 
 def groups(levels: tuple[int, ...] = LEVELS) -> dict[str, list[tuple[str, int]]]:
