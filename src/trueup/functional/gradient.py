@@ -13,6 +13,8 @@ from trueup.functional import evidence
 
 __all__ = ["realign_gradients"]
 
+_AT_ONCE = 1 << 19  # activations; on a CPU, the temporary maps of so many stay in the cache
+
 
 def realign_gradients(a: Tensor, reference: Tensor, gate: Tensor | None, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients with respect to `a` and to `reference`, given the `gradient` with respect to `evidence.realign`.
@@ -26,6 +28,16 @@ def realign_gradients(a: Tensor, reference: Tensor, gate: Tensor | None, gradien
     >>> all(torch.allclose(*pair) for pair in zip(found, wanted))
     True
     """
+    whole = a.device.type != "cpu" or torch.compiler.is_compiling()
+    channels = a.shape[1] if whole else max(1, _AT_ONCE * a.shape[1] // max(1, a.numel()))
+    if channels >= a.shape[1]:
+        return _gradients(a, reference, gate, gradient)
+    parts = zip(*(part.split(channels, dim) for part, dim in ((a, 1), (reference, 2), (gradient, 1))), strict=True)
+    found = [_gradients(some, usual, gate, given) for some, usual, given in parts]
+    return torch.cat([to_a for to_a, _ in found], dim=1), torch.cat([to_usual for _, to_usual in found], dim=2)
+
+
+def _gradients(a: Tensor, reference: Tensor, gate: Tensor | None, gradient: Tensor) -> tuple[Tensor, Tensor]:
     wide, given = a.detach().to(torch.promote_types(a.dtype, torch.float32)), gradient
     mean = _total(wide) / _pixels(wide)
     centred = wide - _over_maps(mean, wide)
