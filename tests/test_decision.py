@@ -50,6 +50,18 @@ class Small(nn.Module):
         return self.head(self.body(x).mean(dim=(2, 3)))
 
 
+class Overflowing(nn.Module):
+    """Has a norm that overflows for noisy images."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.norm = body, nn.BatchNorm2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rough = (x[..., 1:] - x[..., :-1]).square().mean(dim=(1, 2, 3), keepdim=True) > 1.5
+        return self.body(x) + 0 * torch.nan_to_num(self.norm(x * torch.where(rough, 1e38, 1.0)).mean(dim=(2, 3)))
+
+
 class Loudest(nn.Module):
     """Answers which channel is loudest, after many norms: a fixed rule takes a channel that stands out for a fault."""
 
@@ -186,6 +198,15 @@ def test_adding_targets_pools_their_trials(trained, decided):
     torch.testing.assert_close(drift.weights, (first * second).sqrt())
 
 
+def test_a_sum_counts_every_setting_that_was_tried():
+    """Those that only one part refused are not among the pooled trials either."""
+    trials = [Trial(LEFT_ALONE, 10, 0.0, (6.0, 4.0), 0.0, 0.0)]
+    trials += [Trial(Evidence(strength=s), 10, 0.0, (6.0, 4.0), 0.0, 0.0) for s in (0.1, 0.2, 0.3)]
+    both = Decision((*trials[:2], trials[2]), refused=1) + Decision((*trials[:2], trials[3]), refused=1)
+    assert len(both.trials) == 2
+    assert "none of 3 settings" in str(both)
+
+
 def test_what_two_parts_decide_together_changes_no_more_than_the_stricter_allows(decided):
     trials = decided.decision.trials
     strict, lax = Decision(trials, max_changed=0.01), Decision(trials, max_changed=0.2)
@@ -289,6 +310,16 @@ def test_scores_that_are_nan_count_as_moved_and_outputs_that_do_not_match_as_unm
     assert relative_change([ones, ones], [torch.ones(3, 4)], 2).tolist() == [0.0, 0.0]
 
 
+def test_classes_that_a_model_never_answers_do_not_count_as_moved():
+    """Their scores are minus infinity, so that the mean over all classes would be, too."""
+    before, after = torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]])
+    masked = [
+        torch.cat([scores[:, :1], scores.new_tensor([[-torch.inf]]), scores[:, 1:]], 1) for scores in (before, after)
+    ]
+    assert torch.equal(relative_change(*masked), relative_change(before, after))
+    assert relative_change(masked[0], torch.tensor([[1.0, 0.0, -1.0]])).tolist() == [1.0], "no longer masked"
+
+
 def test_the_distance_that_clean_scores_move_is_the_mean_over_the_images(trained):
     """Against a second computation, image by image."""
     images = pictures(60, 2)[0]
@@ -354,6 +385,11 @@ class TestSharpEdges:
         for name, target in decided.norms.items():
             assert again.norms[name].drifted == target.drifted
             torch.testing.assert_close(again.norms[name].drift, target.drift, rtol=1e-3, atol=1e-3)
+
+    def test_targets_of_a_model_that_overflows_when_perturbed_can_be_saved(self, trained, tmp_path):
+        targets = trueup.calibrate(Overflowing(trained).eval(), pictures(120, 2)[0].split(40))
+        targets.save(tmp_path / "t")
+        assert trueup.Targets.load(tmp_path / "t") == targets
 
     def test_a_module_made_in_inference_mode_can_be_trained_through(self, trained, decided):
         with torch.inference_mode():

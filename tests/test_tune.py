@@ -92,11 +92,34 @@ class Stubborn(Small):
 def test_a_model_without_derivatives_gets_fixed_settings_and_a_warning(trained):  # noqa: F811
     model = Stubborn().eval()
     model.load_state_dict(trained.state_dict())
-    with pytest.warns(UserWarning, match="no weights could be learned, because the model cannot be differentiated"):
+    with pytest.warns(
+        UserWarning, match="no weights could be learned, because the model cannot be differentiated"
+    ) as caught:
         targets = trueup.calibrate(model, pictures(120, 2)[0].split(40))
+    assert [warning.filename for warning in caught] == [__file__]
     assert targets.decision.trials[0].images == 60
     assert targets.rule.changes
     assert not targets.rule.tuned
+
+
+def test_too_little_memory_to_learn_is_called_that(trained, monkeypatch):  # noqa: F811
+    def fail(*_):
+        raise torch.OutOfMemoryError("Tried to allocate 20 GiB")
+
+    monkeypatch.setattr("trueup.decide.tune._learn", fail)
+    with pytest.warns(UserWarning, match=r"the device has too little memory \(Tried to allocate 20 GiB\)"):
+        targets = trueup.calibrate(trained, pictures(120, 2)[0].split(40))
+    assert targets.rule.changes
+
+
+def test_ranks_of_few_images_each_try_fixed_settings(trained, monkeypatch):  # noqa: F811
+    """Half of three images would be none for each rank to learn from. Here, 40 ranks have the same three."""
+    monkeypatch.setattr(search, "gathered", lambda value: [value] * 40)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is left as it is")
+        targets = trueup.calibrate(trained, [pictures(3, 2)[0]])
+    assert targets.decision.trials[0].images == 120
+    assert all(norm.weights is None for norm in targets.norms.values())
 
 
 def test_learning_works_in_inference_mode(trained, decided):  # noqa: F811

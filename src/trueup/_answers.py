@@ -37,9 +37,10 @@ def agreement(a: Tensor, b: Tensor) -> Tensor:
 def relative_change(before: Any, after: Any, images: int) -> Tensor:
     """Distance between outputs relative to the size of the first `(images,)` float64, over all `comparable` tensors.
 
-    The mean over classes is subtracted from scores `(images, classes, ...)`: no answer depends on it. NaN
-    counts as moved by its whole size. Outputs that cannot be compared, such as lists of boxes, count as unmoved. Where
-    derivatives are needed, take `squared_change`: a root has none at zero.
+    The mean over classes is subtracted from scores `(images, classes, ...)`: no answer depends on it. Scores that are
+    infinite in both do not count, such as those of masked classes. NaN counts as moved by its whole size. Outputs that
+    cannot be compared, such as lists of boxes, count as unmoved. Where derivatives are needed, take `squared_change`: a
+    root has none at zero.
 
     >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]), 1)
     tensor([0.], dtype=torch.float64)
@@ -55,8 +56,9 @@ def squared_change(before: Any, after: Any, images: int) -> Tensor:
     both = [(a, b) for a, b in pairs if a.shape == b.shape]
     if not both:
         return torch.zeros(images, dtype=torch.float64, device="cpu")
-    size = torch.stack([_square(a) for a, _ in both]).sum(dim=0)
-    moved = torch.stack([_square(b - a) for a, b in both]).sum(dim=0)
+    infinite = [a.isinf() & (a == b) for a, b in both]  # masked classes
+    size = torch.stack([_square(a, same) for (a, _), same in zip(both, infinite, strict=True)]).sum(dim=0)
+    moved = torch.stack([_square(b - a, same) for (a, b), same in zip(both, infinite, strict=True)]).sum(dim=0)
     return moved / size.clamp(min=torch.finfo(torch.float64).tiny)
 
 
@@ -91,9 +93,11 @@ def divergence(before: Any, after: Any) -> Tensor:
     return each.reshape(len(each), -1).mean(dim=1)
 
 
-def _square(scores: Tensor) -> Tensor:
-    """Sum of squares per image of scores relative to their mean over classes."""
-    centred = scores.double() - scores.double().mean(dim=1, keepdim=True)
+def _square(scores: Tensor, without: Tensor) -> Tensor:
+    """Sum of squares per image of scores relative to their mean over classes, `without` some of the scores."""
+    known = scores.double().masked_fill(without, 0)
+    classes = (~without).sum(dim=1, keepdim=True).clamp(min=1)
+    centred = (known - known.sum(dim=1, keepdim=True) / classes).masked_fill(without, 0)
     return centred.flatten(1).square().sum(dim=1).cpu()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trueup import kernels
 from trueup.functional import evidence
 from trueup.functional.gradient import realign_gradients
 
@@ -70,3 +72,29 @@ def test_a_channel_that_is_not_finite_passes_its_gradient_and_spoils_no_other():
     assert torch.equal(to_a[0], gradient[0])
     torch.testing.assert_close(to_a[1:], alone[0])
     torch.testing.assert_close(to_reference, alone[1])
+
+
+def test_an_empty_batch_has_an_empty_gradient():
+    a, reference, _ = case((2, 3, 8, 8), bands=True)
+    to_a, to_reference = realign_gradients(a[:0], reference, None, a[:0])
+    assert to_a.shape == (0, 3, 8, 8)
+    assert not to_reference.any()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_second_derivatives_are_those_of_the_specification(relu):
+    """As a gradient penalty needs them."""
+    a, reference, _ = case((2, 3, 8, 8), bands=True)
+
+    def penalty(function, dtype):
+        x, usual = (part.to(dtype).requires_grad_() for part in (a, reference))
+        out = function(x, usual)
+        (gradient,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), [x, usual])
+
+    found = penalty(lambda x, usual: kernels.realign(x, usual, relu=relu), torch.float32)
+    wanted = penalty(
+        lambda x, usual: F.relu(evidence.realign(x, usual)) if relu else evidence.realign(x, usual), torch.float64
+    )
+    for part, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(part.double(), exact, rtol=1e-3, atol=1e-4 * float(exact.abs().max()))

@@ -93,8 +93,9 @@ def decide(
     if (reason := next((found for found in reasons if found is not None), None)) is not None:
         return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
     device = device_of(traced.model)
-    may_tune = sum(gathered(len(sample))) >= 2 * _min_images(max_changed)
-    tuning, trying = sample.split() if may_tune else (sample, sample)
+    tuning, trying = sample.split()
+    may_tune = all(sum(gathered(len(half))) >= _min_images(max_changed) for half in (tuning, trying))
+    tuning, trying = (tuning, trying) if may_tune else (sample, sample)
     batches = list(trying.batches())
     scales = scales_of([inputs for _, inputs in sample.batches()], device)
     error: Exception | None = None
@@ -214,7 +215,9 @@ def _with_drift(
             found = probe(perturb_all(some, name, scales, numbers=numbers, level=DRIFT_LEVEL), look)
             seen += len(some)
             for site, statistics in found.items():
-                moved = (statistics - clean[site]).square().sum(dim=0).cpu()
+                # A perturbed image may overflow; a file that holds infinity would be refused.
+                change = torch.nan_to_num(statistics - clean[site], nan=0.0, posinf=0.0, neginf=0.0)
+                moved = change.square().sum(dim=0).cpu()
                 sums[site] = sums[site] + moved if site in sums else moved
     norms = dict(targets.norms)
     for part, count in gathered((sums, seen)):

@@ -65,12 +65,13 @@ def tuned_weights(
             network = Instrumented(traced, lambda site: placed.get(site.name))
             modules = list(placed.values())
             learned = _learn(traced.model, network, modules, sample, scales, answer, levels, shares, report)
-    except (RuntimeError, NotImplementedError) as error:  # no derivative, or too little memory
+    except (RuntimeError, NotImplementedError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        memory = isinstance(error, torch.OutOfMemoryError)
+        why = "the device has too little memory" if memory else "the model cannot be differentiated"
         warnings.warn(
-            f"calibrate: no weights could be learned, because the model cannot be differentiated ({reason}); only "
-            "fixed settings are tried",
-            stacklevel=4,
+            f"calibrate: no weights could be learned, because {why} ({reason}); only fixed settings are tried",
+            stacklevel=5,
         )
         return None
     return {name: module.weights() for name, module in placed.items()} if learned else None

@@ -1,10 +1,12 @@
 """The derivative of `evidence.realign`, in few passes over the map.
 
-Autograd would keep a dozen maps per call. Here the map enters through a few sums per channel: the coefficients with
-which it is rebuilt depend on these alone, so only they are differentiated by autograd.
+Autograd would keep two more maps per call, in float32. Here the map enters through a few sums per channel: the
+coefficients with which it is rebuilt depend on these alone, so only they are differentiated by autograd.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -74,7 +76,7 @@ def _gradients(a: Tensor, reference: Tensor, gate: Tensor | None, gradient: Tens
 
 
 def _pixels(maps: Tensor) -> int:
-    return maps[:1, :1].numel()
+    return math.prod(maps.shape[2:])
 
 
 def _total(maps: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueup.functional import evidence
 from trueup.functional.gradient import realign_gradients
 
 library = torch.library.Library("trueup", "DEF")  # type: ignore[no-untyped-call]
@@ -89,7 +90,13 @@ def _realign_backward(
         passes_nothing = output <= 0 if ctx.ceiling is None else (output <= 0) | (output >= ctx.ceiling)
         gradient = torch.where(passes_nothing, 0, gradient)
     to_x, to_reference = None, None
-    if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True: differentiated again
+        needed = [part for part, needs in zip((x, reference), ctx.needs_input_grad, strict=False) if needs]
+        if needed:
+            again = evidence.realign(x, reference, gate)
+            found = iter(torch.autograd.grad(again, needed, gradient, create_graph=True))
+            to_x, to_reference = (next(found) if needs else None for needs in ctx.needs_input_grad[:2])
+    elif ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
         to_x, to_reference = realign_gradients(x, reference, gate, gradient)
     return to_x, to_reference, None, gradient if ctx.needs_input_grad[3] else None, None, None
 

@@ -44,7 +44,7 @@ class Evidence:
     base: how much is moved without evidence, by mixing the image's statistics with the clean ones as batch norm mixing
         does (N = 1 / base - 1).
     least: gate value of an image that looks clean. Evidence and base are multiplied by least + (1 - least) g. With 0,
-        an image with p >= 20 α comes out as from the model itself (on a GPU, up to the rounding of fused batch norms).
+        an image with p >= 20 α comes out as from the model itself (on a GPU, up to the rounding of fused norms).
     bands: split maps into local 3 x 3 means and the rest, each with its own deviation: noise raises only the second,
         blur lowers only the second. Maps smaller than 8 pixels, and tokens, always have one deviation.
     depth: first share of the model's norms that is corrected. Early norms carry how the picture was taken, late ones

@@ -82,7 +82,8 @@ class Decision:
             return self if self.trials else other
         theirs = {trial.rule: trial for trial in other.trials}
         pooled = tuple(trial + theirs[trial.rule] for trial in self.trials if trial.rule in theirs)
-        return Decision(pooled, min(self.max_changed, other.max_changed), refused=max(self.refused, other.refused))
+        refused = max(self._settings, other._settings) - (len(pooled) - 1)  # by either part
+        return Decision(pooled, min(self.max_changed, other.max_changed), refused=refused)
 
     def allows(self, trial: Trial) -> bool:
         """Whether a trial kept both limits on clean images."""
