@@ -39,19 +39,13 @@ def relative_change(before: Any, after: Any, images: int) -> Tensor:
 
     The mean over classes is subtracted from scores `(images, classes, ...)`: no answer depends on it. Scores that are
     infinite in both do not count, such as those of masked classes. NaN counts as moved by its whole size. Outputs that
-    cannot be compared, such as lists of boxes, count as unmoved. Where derivatives are needed, take `squared_change`: a
-    root has none at zero.
+    cannot be compared, such as lists of boxes, count as unmoved.
 
     >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]), 1)
     tensor([0.], dtype=torch.float64)
     >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]]), 1)
     tensor([0.2000], dtype=torch.float64)
     """
-    return torch.nan_to_num(squared_change(before, after, images).sqrt(), nan=1.0, posinf=1.0)
-
-
-def squared_change(before: Any, after: Any, images: int) -> Tensor:
-    """Square of `relative_change` `(images,)`, differentiable; NaN stays NaN."""
     pairs = zip(comparable(before, images), comparable(after, images), strict=False)
     both = [(a, b) for a, b in pairs if a.shape == b.shape]
     if not both:
@@ -59,7 +53,8 @@ def squared_change(before: Any, after: Any, images: int) -> Tensor:
     infinite = [a.isinf() & (a == b) for a, b in both]  # masked classes
     size = torch.stack([_square(a, same) for (a, _), same in zip(both, infinite, strict=True)]).sum(dim=0)
     moved = torch.stack([_square(b - a, same) for (a, b), same in zip(both, infinite, strict=True)]).sum(dim=0)
-    return moved / size.clamp(min=torch.finfo(torch.float64).tiny)
+    share = (moved / size.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+    return torch.nan_to_num(share, nan=1.0, posinf=1.0)
 
 
 def comparable(output: Any, images: int) -> list[Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup import kernels
-from trueup._answers import Answer, comparable, divergence, most_likely, relative_change, squared_change
+from trueup._answers import Answer, comparable, divergence, most_likely, relative_change
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, largest_image, perturb_all, together
 from trueup.decide.sample import ImageSample
@@ -32,8 +32,7 @@ START = Evidence(budget=1.0, strength=0.01, base=0.0, nuisance=True, floor=NUISA
 STEPS = 30
 RATE = 0.2  # of the logarithms of the weights, by Adam; it falls to zero along a cosine
 KINDS = 3  # perturbations per step and level, each applied to a group of ...
-GROUP = 4  # ... this many images, or fewer if they are large
-STAY = 30.0  # weight of the squared relative movement of clean scores, which `targets.decision.MAX_MOVED` limits
+GROUP = 8  # ... this many images, or fewer if they are large
 BATCH_BYTES = 1 << 24  # of images in one pass forth and back: training keeps all activations of a batch
 
 
@@ -130,8 +129,6 @@ def _learn(
             now = _call(network, inputs)
             apart = divergence(said, now) if answer is most_likely else relative_change(said, now, len(numbers))
             loss = share * apart.mean()
-            if not level:
-                loss = loss + STAY * squared_change(said, now, len(numbers)).mean()
             found = torch.autograd.grad(loss, learned, allow_unused=True)
             for part, gradient in zip(learned, found, strict=True):
                 if gradient is not None:
