@@ -1,6 +1,6 @@
 """Find where a forward pass applies activation functions and norms (its sites), and place modules there.
 
-The only room that knows torch.fx.
+No other package of the library uses torch.fx.
 """
 
 from trueup.graph.activations import Activation

@@ -67,7 +67,7 @@ def realign(
     `residual` is None or anything that torch can add; `order` says how torch would add it. With a `relu`, values are
     also limited to `ceiling`. `channels` is the dimension of `a` that holds the channels. An image's result does not
     depend on the batch or on the number of threads, to the last bit. Values that are not moved are rounded as by
-    torch's operators one after the other, unless a norm is fused: that is not rounded in between.
+    torch's separate operators, except that the result of a fused norm is not rounded.
 
     `constants` returns the constants of the reference for the portable backend; `may_close` says that gate values may
     be 0.

@@ -40,7 +40,7 @@ def test_a_time_limit_that_has_passed_says_how_to_go_on(call, tmp_path):
         (["nowhere.safetensors"], "neither a file nor a model"),
         (["resnet20-bn-digits", "--method", "magic"], "no method 'magic'"),
         (["resnet20-bn-digits", "--stream", "loud"], "unknown stream 'loud'"),
-        (["resnet20-bn-digits", "--corruption", "smog"], "'smog' is no corruption"),
+        (["resnet20-bn-digits", "--corruption", "smog"], "'smog' is not a corruption"),
         (["resnet20-bn-digits", "--seeds", "7"], "has no seed 7"),
     ],
 )

@@ -74,7 +74,7 @@ EVALUATE = ("evaluate", "resnet20-bn-digits", *QUICK)
         ((*EVALUATE, "--device", "gpu"), "device='gpu': expected cpu, cuda or cuda:1"),
         ((*EVALUATE, "--device", "cuda:77"), "device='cuda:77'"),
         ((*EVALUATE, "--time-limit", "nan"), "--time-limit"),
-        ((*EVALUATE, "--method", "os:getcwd"), "'os:getcwd' is no method but builtin_function_or_method"),
+        ((*EVALUATE, "--method", "os:getcwd"), "'os:getcwd' is not a method but builtin_function_or_method"),
         ((*EVALUATE, "--method", "no.such:THING"), "no method 'no.such:THING': ModuleNotFoundError"),
         (("evaluate", "resnet20-gn-mnist", "--method", "bn-mix"), "nothing to measure: resnet20-gn-mnist has"),
         (("data", "make", "mnist-c", "--severity", 2), "--severity is for imagenet-c"),

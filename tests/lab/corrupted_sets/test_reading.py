@@ -203,5 +203,5 @@ def test_a_mark_that_contradicts_the_manifest_is_damage(small_root):
 def test_a_truncated_photograph_is_named(small_root):
     path = small_root / "imagenet" / "val" / "n01443537" / "n01443537_0.JPEG"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=f"{path.name} is no image, or is damaged"):
+    with pytest.raises(ValueError, match=f"{path.name} is not an image, or is damaged"):
         imagenet_c("fog", 2, root=small_root)[2]

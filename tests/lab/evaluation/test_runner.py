@@ -266,7 +266,7 @@ def test_a_foreign_file_is_refused_and_left_alone(run, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"only": ("smog",)}, "'smog' is no corruption of mnist-c"),
+        ({"only": ("smog",)}, "'smog' is not a corruption of mnist-c"),
         ({"images": 400}, "images=400: digits has 360 test images"),
         ({"stream": "random"}, "unknown stream"),
         ({"batch": 0}, "at least one image"),

@@ -113,7 +113,7 @@ def test_plain_descent_needs_no_momentum(tiny):
 
 
 def test_too_few_images_for_a_batch_are_refused(tiny):
-    with pytest.raises(ValueError, match="37 training images make no batch of 64"):
+    with pytest.raises(ValueError, match="37 training images are fewer than a batch of 64"):
         fleet(tiny, [0], recipe=replace(RECIPE, batch=64))
 
 

@@ -42,7 +42,7 @@ def _read_batch(path: Path) -> Images:
         raise
     except Exception as error:  # a damaged pickle may raise almost anything
         raise ValueError(
-            f"{path} is damaged, or no CIFAR-10 batch ({type(error).__name__}: {error}); {_AGAIN}"
+            f"{path} is damaged, or not a CIFAR-10 batch ({type(error).__name__}: {error}); {_AGAIN}"
         ) from error
     try:
         data, labels = batch[b"data"], batch[b"labels"]

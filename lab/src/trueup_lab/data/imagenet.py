@@ -90,7 +90,7 @@ def read_image(path: Path, crop: Crop, chance: random.Random | None = None) -> T
         with Image.open(io.BytesIO(content)) as opened:
             image = opened.convert("RGB")
     except OSError as error:
-        raise ValueError(f"{path} is no image, or is damaged ({error}); delete it or get it again") from error
+        raise ValueError(f"{path} is not an image, or is damaged ({error}); delete it or get it again") from error
     square = _middle(image, crop) if chance is None else _random_piece(image, crop, chance)
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 

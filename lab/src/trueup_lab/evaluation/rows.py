@@ -58,7 +58,7 @@ class SegmentationRow(EvaluationRow):
     mean_iou: float  # percent, over the classes that occur
     iou: str  # percent per class, separated by slashes; empty for a class that does not occur
     set_aside: int
-    rule: str  # the rule in force, for methods of trueup
+    rule: str  # the rule that was applied, for methods of trueup
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -83,7 +83,7 @@ class Benchmark:
         self._large, self.set_aside = name == "imagenet", set_aside
         if set_aside and (self.classes is None or set_aside < 2):
             raise ValueError(
-                f"set_aside={set_aside}: expected 0, or for a segmentation set 2 or more; the set is {name}"
+                f"set_aside={set_aside}: expected 0, or 2 or more on a segmentation set; the set is {name}"
             )
         available = self._available
         if images is not None and not 1 <= images <= len(available):
@@ -105,7 +105,7 @@ class Benchmark:
         """Return the clean set and every corruption at these severities (MNIST-C: at its published severity)."""
         names = [name for name in corruption_names(self.family) if name != CLEAN]
         if unknown := [name for name in only if name not in (CLEAN, *names)]:
-            raise ValueError(f"{unknown[0]!r} is no corruption of {self.family}; known: {CLEAN}, {', '.join(names)}")
+            raise ValueError(f"{unknown[0]!r} is not a corruption of {self.family}; known: {CLEAN}, {', '.join(names)}")
         chosen = [name for name in names if not only or name in only]
         clean = [Case(CLEAN, 0)] if not only or CLEAN in only else []
         if self.family == "mnist-c":

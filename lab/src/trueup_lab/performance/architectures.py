@@ -33,7 +33,7 @@ def _torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
         try:
             found = importlib.import_module("torchvision.models")
         except ImportError as error:
-            raise ImportError(f"the architecture {name} is torchvision's: pip install torchvision") from error
+            raise ImportError(f"the architecture {name} needs torchvision: pip install torchvision") from error
         model: nn.Module = found.get_model(name, weights=None, **options)
         return model
 
@@ -44,7 +44,7 @@ def _small_vision_transformer() -> nn.Module:
     try:
         found = importlib.import_module("torchvision.models.vision_transformer")
     except ImportError as error:
-        raise ImportError("the architecture ViT-S/16 is torchvision's: pip install torchvision") from error
+        raise ImportError("the architecture ViT-S/16 needs torchvision: pip install torchvision") from error
     model: nn.Module = found.VisionTransformer(
         image_size=224, patch_size=16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536
     )

@@ -22,7 +22,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     facts = read_facts(path, metadata)
     if facts is None:
         raise ValueError(
-            f"{path} is a safetensors file but no checkpoint of trueup; give a file that trueup train wrote"
+            f"{path} is a safetensors file but not a checkpoint of trueup; give a file that trueup train wrote"
         )
     return tensors, facts
 

@@ -41,7 +41,9 @@ class Fleet:
         self.engine = engine
         self.steps = len(data) // recipe.batch
         if self.steps == 0:
-            raise ValueError(f"{len(data)} training images make no batch of {recipe.batch}; choose a smaller batch")
+            raise ValueError(
+                f"{len(data)} training images are fewer than a batch of {recipe.batch}; choose a smaller batch"
+            )
         on_device = data.to(engine.device)
         with _backends(engine):
             loss = _compiled(engine)

@@ -83,7 +83,9 @@ def train_imagenet(
         part = Subset(test, range(rank, len(test), world))
         test_loader = DataLoader(part, recipe.batch // world, **options)
         if len(loader) == 0:
-            raise ValueError(f"{len(train)} training images make no batch of {recipe.batch}; choose a smaller batch")
+            raise ValueError(
+                f"{len(train)} training images are fewer than a batch of {recipe.batch}; choose a smaller batch"
+            )
 
         torch.manual_seed(choices.seed)
         model = ResNet50(choices.norm, classes=len(train.synsets), groups=choices.groups).to(place)
@@ -189,7 +191,7 @@ def _resume(
     tensors, facts = load_checkpoint(path)
     if facts.get("choices") != _plain(choices):
         there = facts.get("choices")
-        raise ValueError(f"{path} is of another run: {there}, not {_plain(choices)}. Choose another folder")
+        raise ValueError(f"{path} belongs to another run: {there}, not {_plain(choices)}. Choose another folder")
     try:
         for name, tensor in _state(model, momentum).items():
             tensor.copy_(tensors[name])

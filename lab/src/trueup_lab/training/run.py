@@ -255,7 +255,7 @@ def _read_checkpoint(path: Path, choices: Choices) -> tuple[int, list[HistoryRow
     there, wanted = _flat(_plain(_choices(path, facts))), _flat(_plain(choices))
     different = [f"{k} {there[k]} there, {wanted[k]} asked for" for k in wanted if there[k] != wanted[k]]
     if different:
-        raise ValueError(f"{path} is of another run: {'; '.join(different)}. Choose another folder")
+        raise ValueError(f"{path} belongs to another run: {'; '.join(different)}. Choose another folder")
     try:
         history = [HistoryRow(**row) for row in facts["history"]]
         shapes = {

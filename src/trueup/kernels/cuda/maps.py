@@ -57,7 +57,7 @@ def realign(
     Return None if this pass skips the rule, because its kernels are not compiled yet (`compile_ahead`).
 
     `channels` is the dimension of `x` that holds the channels. A `norm` is applied to `x` first. The result is rounded
-    once, so values that are not moved come out as from torch's operators one after the other, unless there is a norm.
+    once: unless there is a norm, values that are not moved come out as from torch's separate operators.
     """
     if channels < 0:
         channels += x.dim()

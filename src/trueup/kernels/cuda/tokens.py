@@ -1,10 +1,10 @@
 """A layer norm and the rule of evidence after it, for contiguous `(batch, ..., channels)`.
 
 The norm needs the mean over all channels of a token, the rule the mean over all tokens of a channel. So there are two
-kernels. The first normalises some tokens and writes them. Without bands it also stores the mean and the squared
-deviations of each channel over these tokens; the second adds them up and writes the tokens again, in place. That is as
-many launches as torch's layer norm and `maps.realign` take, one reading less, and less time of the host. With bands,
-`maps.realign` follows.
+kernels. The first normalises a block of tokens and writes them. Without bands it also stores each channel's mean and
+squared deviations over the block; the second kernel adds these up and rewrites the tokens in place. Compared with
+torch's layer norm and `maps.realign`, this takes as many launches, one reading less, and less time on the host. With
+bands, `maps.realign` follows.
 
 The division of the work depends on the shape of one image only, so an image gets the same bits in every batch.
 """
@@ -118,7 +118,7 @@ def normalise_tokens(
     shift = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     normed = (away / deviation[:, None] * scale[None, :] + shift[None, :]).to(out.dtype.element_ty)
     tl.store(out + begin + at, normed, mask=mask)
-    if MEASURE:  # what is written, as if it had been read again
+    if MEASURE:  # the rounded values, as a second kernel would read them
         rounded = tl.where(mask, normed.to(tl.float32), 0.0)
         mean = tl.sum(rounded, axis=0) / tl.minimum(TOKENS, n - block * TOKENS)
         rest = tl.where(mask, rounded - mean[None, :], 0.0)
@@ -132,7 +132,7 @@ def write_tokens(
     out, sums, reference, gates, gated, units, n, blocks,
     UNIT: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Realign some tokens in place, some of their channels, from the statistics of all blocks of an image."""
+    """Realign some channels of some tokens in place, from the statistics of all blocks of an image."""
     channels = units * UNIT
     tiles = tl.cdiv(channels, WIDTH)
     above = tl.program_id(0) // tiles

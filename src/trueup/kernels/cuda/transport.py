@@ -32,12 +32,12 @@ from trueup.kernels.cuda.histogram import (
 )
 from trueup.kernels.cuda.launch import Launch, aligned, has_ptx, processors, starts_early, wait_for_previous_kernel
 
-WHOLE = 131072  # longest row that one program corrects
-PARTS = 32  # most parts of a row: their counts have to be added
+WHOLE = 131072  # values, at most, of a row that one program corrects
+PARTS = 32  # parts per row, at most: their counts have to be added
 PROGRAMS_PER_PROCESSOR = 8
 SLICES = {True: 16, False: 4}  # programs that make a row's table: if there are few rows, and otherwise
-WAYS = 4  # of each step of the search in a target's levels, if several programs make a row's table
-# Most registers per thread: fewer allow more threads, more allow a thread more loads in flight.
+WAYS = 4  # per step of the search in a target's levels (`read_curve`), if several programs make a row's table
+# Registers per thread, at most: fewer allow more threads, more allow each thread more loads in flight.
 WHOLE_REGISTERS, COUNT_REGISTERS, MAP_REGISTERS = 96, 64, 48
 
 
@@ -59,7 +59,7 @@ def transport_rows(
     A `norm` is applied first, and a `residual` with the layout of `x` added to that, without rounding in between. This
     needs channels that lie last and whose number divides `BLOCK`, and `relu`.
 
-    `parts` divides each row into so many, `shared` says whether PTX can be used; None chooses.
+    `parts` is the number of parts per row, and `shared` says whether PTX can be used; None chooses.
     """
     rows, n = x.shape
     out = torch.empty_like(x)

@@ -104,7 +104,7 @@ def parse_method(text: str) -> Method:
             and callable(getattr(found, "prepare", None))
         ):
             raise ValueError(
-                f"{text!r} is no method but {type(found).__name__}: expected name, needs (a Needs) and "
+                f"{text!r} is not a method but {type(found).__name__}: expected name, needs (a Needs) and "
                 "prepare(model, targets), or a function made a method with trueup_lab.evaluation.as_method"
             )
         return cast("Method", found)
