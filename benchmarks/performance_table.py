@@ -99,10 +99,13 @@ def rules(rows: Sequence[TimingRow]) -> str:
 
 
 def rest(gpu: Sequence[TimingRow], cpu: Sequence[TimingRow]) -> str:
-    """The operator alone, calibration and the targets file."""
+    """The operator alone, calibration, the decision and the targets file."""
     lines = ["| | device | ratio | to reach | by sorting |", "|---|---|---|---|---|"]
     for row in [*gpu, *cpu]:
-        if row.case.startswith(("operator", "calibration", "targets file")) and row.what != "correction by sorting":
+        if (
+            row.case.startswith(("operator", "calibration", "decision", "targets file"))
+            and row.what != "correction by sorting"
+        ):
             by_sorting = [r.ratio for r in (gpu if row in gpu else cpu) if r.case == row.case and "sorting" in r.what]
             unit = " MB" if row.against == "megabyte" else ""
             reach = "" if row.reach is None else f"{row.reach:g}{unit}"

@@ -34,7 +34,9 @@ def realign_gradients(a: Tensor, reference: Tensor, gate: Tensor | None, gradien
     channels = a.shape[1] if whole else max(1, _AT_ONCE * a.shape[1] // max(1, a.numel()))
     if channels >= a.shape[1]:
         return _gradients(a, reference, gate, gradient)
-    parts = zip(*(part.split(channels, dim) for part, dim in ((a, 1), (reference, 2), (gradient, 1))), strict=True)
+    parts = zip(
+        *(torch.split(part, channels, dim) for part, dim in ((a, 1), (reference, 2), (gradient, 1))), strict=True
+    )
     found = [_gradients(some, usual, gate, given) for some, usual, given in parts]
     return torch.cat([to_a for to_a, _ in found], dim=1), torch.cat([to_usual for _, to_usual in found], dim=2)
 

@@ -1,9 +1,10 @@
-"""The cost of calibration, and the size of the targets file."""
+"""The cost of calibration and of the decision, and the size of the targets file."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,33 @@ def measure_calibration(architecture: Architecture, batch: int, device: torch.de
     times = side_by_side({"forward passes": forward, "calibration": calibrate}, device, seconds=0.1)
     case = f"calibration, {architecture.name}, batch {batch}"
     yield compared(case, "calibration", "forward passes", times, 2.0, batch=batch)
+
+
+def measure_decision(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:
+    """Compare the decision with its budget, 60 forward passes over 500 images; it takes minutes, so it runs once.
+
+    The passes are timed on fewer images, before and after the decision. Untrained networks may keep more settings
+    within the limits than trained ones, and each of these is tried on perturbed copies.
+    """
+    model, _ = prepared(architecture, device)
+    batches = pictures(480, architecture.size, device).split(32)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            for batch in batches[:4]:
+                model(batch)
+
+    def seconds_of(decide: bool) -> float:
+        began = time.perf_counter()
+        trueup.calibrate(model, batches, decide=decide, progress=False)
+        return time.perf_counter() - began
+
+    passes = [side_by_side({"passes": forward}, device)["passes"]]
+    without, whole = seconds_of(decide=False), seconds_of(decide=True)
+    passes.append(side_by_side({"passes": forward}, device)["passes"])
+    budget = 60 * 500 / (4 * 32) * sum(passes) / 2
+    case = f"decision, {architecture.name}"
+    yield compared(case, "decision", "budget", {"decision": whole - without, "budget": budget}, 1.0, batch=32)
 
 
 def measure_file(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:

@@ -11,7 +11,7 @@ import torch
 
 import trueup
 from trueup_lab.performance.architectures import ARCHITECTURES, Architecture
-from trueup_lab.performance.calibration import measure_calibration, measure_file
+from trueup_lab.performance.calibration import measure_calibration, measure_decision, measure_file
 from trueup_lab.performance.first_answer import measure_first_answer
 from trueup_lab.performance.networks import EVIDENCE, Network
 from trueup_lab.performance.operators import measure_operator, measure_scaling
@@ -109,6 +109,8 @@ CASES = (
     ),
     PerformanceCase("calibration, ResNet-50, batch 8", "cpu", lambda device: measure_calibration(RESNET50, 8, device)),
     PerformanceCase("calibration, ResNet-20, batch 128", "", lambda device: measure_calibration(RESNET20, 128, device)),
+    PerformanceCase("decision, ResNet-20", "", lambda device: measure_decision(RESNET20, device)),
+    PerformanceCase("decision, MobileNetV2", "cuda", lambda device: measure_decision(BY_NAME["MobileNetV2"], device)),
     *(_first_answer(BY_NAME[name]) for name in _SHOWN_FIRST),
     *(_compiled(architecture, half=True) for architecture in ARCHITECTURES),
     *(_compiled(architecture, half=False) for architecture in ARCHITECTURES),
