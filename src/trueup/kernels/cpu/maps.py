@@ -50,7 +50,7 @@ def realign(
 ) -> Tensor:
     """As `plain.realign` of norm(x), for float32, bfloat16 or float16 `(batch, channels, ...)`.
 
-    The layout of `x` is kept. Where the norm is part of the pass, maps that do not move are rounded as by torch's norm.
+    The layout of `x` is kept.
     """
     if x.numel() == 0:
         return x.clone()
@@ -151,7 +151,8 @@ def _measure_planes(address):
         if begin >= planes:
             break
         for p in range(begin, min(begin + job[_CHUNK], planes)):
-            _measure(maps[p], width, True, np.float32(1.0), np.float32(-0.0), centred, beside, found[p])
+            _copy(maps[p], centred)
+            _measure(centred, width, True, beside, found[p])
     memory[0] = 0  # it must live until here
 
 
@@ -188,7 +189,11 @@ def _realign_planes(address):
                 opened = np.float64(gate[p // channels])
             moves = opened > 0  # images whose gate value is 0 are not even measured
             if moves:
-                _measure(maps[p], width, False, gain, offset, centred, beside, found)
+                if job[_NORM]:
+                    _normalise(maps[p], gain, offset, centred)
+                else:
+                    _copy(maps[p], centred)
+                _measure(centred, width, False, beside, found)
                 moves = _coefficients(found, reference, c, opened, terms)
             if job[_RESIDUAL]:
                 _write(maps[p], moves, width, gain, offset, terms, centred, beside, residual[p], least, most, out[p])
@@ -209,7 +214,7 @@ def _scratch(memory, n):
 
 @njit(fastmath={"contract"})
 def _norm_of_channel(mean, variance, weight, bias, epsilon):
-    """Gain and offset of a batch norm, rounded as torch does."""
+    """Gain and offset of a batch norm, rounded as by torch."""
     gain = weight * (np.float32(1.0) / np.sqrt(variance + epsilon))
     return gain, bias - mean * gain
 
@@ -247,21 +252,34 @@ def _coefficients(found, reference, c, gate, terms):
 
 
 @njit
-def _measure(plane, width, absolute, gain, offset, centred, beside, found):
-    """Write moments and residual mean of gain * plane + offset into `found`; there are bands if `width` is not 0.
+def _copy(plane, into):
+    for k in range(len(plane)):
+        into[k] = plane[k]
 
-    `centred` is left holding these values minus their mean, and with bands `beside` the means over each row's
-    neighbours, with a row more above and below.
+
+@njit(fastmath={"contract"})
+def _normalise(plane, gain, offset, into):
+    """Write what torch's batch norm gives, to the last bit: so results do not depend on what is done in one pass."""
+    for k in range(len(plane)):
+        into[k] = gain * plane[k] + offset
+
+
+@njit
+def _measure(plane, width, absolute, beside, found):
+    """Write moments and residual mean of a plane into `found`; there are bands if `width` is not 0.
+
+    The mean is subtracted from `plane`. With bands, `beside` is left holding the means over each row's neighbours, with
+    a row more above and below.
     """
     n = len(plane)
     mean = np.float32(_sum(plane) / n)
-    _centre(plane, mean, gain, centred)
-    found[0], found[1], found[5] = gain * mean + offset, 0.0, 0.0
+    _subtract(mean, plane)
+    found[0], found[1], found[5] = mean, 0.0, 0.0
     if absolute or not width:
-        found[1] = _sum_of_squares(centred) / n
+        found[1] = _sum_of_squares(plane) / n
     if width:
-        _smooth_rows(centred, width, beside)
-        tilt, low, high, size = _measure_bands(centred, beside, width)
+        _smooth_rows(plane, width, beside)
+        tilt, low, high, size = _measure_bands(plane, beside, width)
         tilt = tilt / n
         found[2], found[3] = max(low / n - tilt * tilt, 0.0), max(high / n - tilt * tilt, 0.0)
         found[4], found[5] = size / n, tilt
@@ -293,10 +311,9 @@ def _sum_of_squares(plane):
 
 
 @njit
-def _centre(plane, mean, gain, centred):
-    """Write gain * (plane - mean) into `centred`."""
+def _subtract(mean, plane):
     for k in range(len(plane)):
-        centred[k] = gain * (plane[k] - mean)
+        plane[k] -= mean
 
 
 @njit
@@ -375,7 +392,7 @@ def _finish(value, residual, k, least, most):
     return most if value > most else value
 
 
-@njit(fastmath={"contract"})  # one rounding, as in torch's batch norm
+@njit(fastmath={"contract"})
 def _write_unmoved(plane, gain, offset, residual, least, most, into):
     for k in range(len(plane)):
         into[k] = _finish(gain * plane[k] + offset, residual, k, least, most)
