@@ -22,7 +22,6 @@ from trueup.functional import evidence
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.cpu.compile import at_address, callback, fetch_add, njit
 from trueup.kernels.cpu.threads import run_native
-from trueup.kernels.layout import norm_keeps_layout
 from trueup.kernels.plain.maps import add_and_relu
 
 _PART = 1 << 16  # values that justify another thread
@@ -75,11 +74,11 @@ def realign(
 
 
 def _takes_norm(x: Tensor, norm: BatchNorm) -> bool:
-    """Whether compiled code can apply the norm and torch would return the same layout."""
+    """Whether compiled code can apply the norm."""
     for each in norm.tensors:
         if each.dtype != torch.float32 or not each.is_contiguous() or type(each) not in (Tensor, Parameter):
             return False
-    return x.dtype == torch.float32 and norm_keeps_layout(x)
+    return x.dtype == torch.float32
 
 
 def moments(x: Tensor, bands: bool) -> Tensor:
