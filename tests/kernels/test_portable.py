@@ -112,9 +112,9 @@ def test_levels_that_calibration_does_not_make_have_no_ordinary_form():
 
 def test_a_compiler_keeps_the_pooled_maps_in_the_layout_of_the_maps():
     """Otherwise every loop over them transposes, which took longer than the rule."""
-    x = torch.randn(1, 32, 16, 16).contiguous(memory_format=torch.channels_last)
-    norm = kernels.BatchNorm(*(torch.rand(32) for _ in range(4)), 1e-5)
-    constants = portable.map_constants(torch.ones(5, 3, 32, dtype=torch.float64))
+    x = torch.randn(1, 96, 112, 112).contiguous(memory_format=torch.channels_last)
+    norm = kernels.BatchNorm(*(torch.rand(96) for _ in range(4)), 1e-5)
+    constants = portable.map_constants(torch.ones(5, 3, 96, dtype=torch.float64))
 
     def site(x):
         return portable.realign(norm(x), constants, None, channels=1, may_close=False)
