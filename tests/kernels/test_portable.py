@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 
-from trueup import Correction, functional
+from trueup import Correction, functional, kernels
 from trueup.functional import evidence
 from trueup.functional.gate import Gate, fit
 from trueup.functional.gate import gate_values as opened
@@ -107,3 +108,18 @@ def test_the_papers_rule_agrees_with_the_specification(levels, location, sparse)
 def test_levels_that_calibration_does_not_make_have_no_ordinary_form():
     levels = torch.tensor([0.0, 0.1, 1.0], dtype=torch.float64)
     assert portable.target_of(curve_of(torch.arange(3.0), levels), levels) is None
+
+
+def test_a_compiler_keeps_the_pooled_maps_in_the_layout_of_the_maps():
+    """Otherwise every loop over them transposes, which took longer than the rule."""
+    x = torch.randn(1, 96, 112, 112).contiguous(memory_format=torch.channels_last)
+    norm = kernels.BatchNorm(*(torch.rand(96) for _ in range(4)), 1e-5)
+    constants = portable.map_constants(torch.ones(5, 3, 96, dtype=torch.float64))
+
+    def site(x):
+        return portable.realign(norm(x), constants, None, channels=1, may_close=False)
+
+    with torch.inference_mode():
+        _, code = run_and_get_code(torch.compile(site, fullgraph=True), x)
+    assert "avg_pool2d" in code[0]
+    assert "transpose_mxn" not in code[0]

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from trueup import kernels
 from trueup.functional import evidence
-from trueup.kernels import dispatch
 
 
 def maps(*shape: int, seed: int = 0) -> Tensor:
@@ -229,28 +228,71 @@ def test_a_ceiling_limits_values_and_gradients():
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
 
 
-@pytest.fixture
-def norms_are_taken(monkeypatch):
-    """As on a GPU."""
-    monkeypatch.setattr(dispatch, "_realign_fuses_norm", lambda _: True)
+def norm_of(channels):
+    """A batch norm that is not the identity in any channel; one gain is negative."""
+    steps = torch.arange(float(channels))
+    return kernels.BatchNorm(steps, 1 + steps, torch.linspace(-0.5, 2, channels), steps - 1, 1e-3)
 
 
-NORM = kernels.BatchNorm(
-    torch.arange(4.0), torch.arange(1.0, 5), torch.linspace(0.5, 2, 4), torch.arange(4.0) - 1, 1e-3
-)
+NORM = norm_of(4)
 
 
 @after
 @pytest.mark.parametrize("wide", [False, True], ids=["like it", "of another kind"])
-def test_a_norm_is_done_before_and_a_sum_and_a_relu_after(add, relu, wide, norms_are_taken):
+def test_a_norm_is_done_before_and_a_sum_and_a_relu_after(add, relu, wide):
     usual, x = reference(maps(30, 4, 8, 8), bands=True), 3 * maps(5, 4, 8, 8, seed=1)
     residual = maps(5, 4, 8, 8, seed=2).to(torch.float64 if wide else torch.float32) if add else None
     out = kernels.realign(x, usual, residual=residual, relu=relu, norm=NORM)
     assert out.equal(apart(NORM(x), usual, residual=residual, relu=relu))
 
 
+@pytest.mark.parametrize(
+    ("shape", "bands"),
+    [
+        ((1, 1, 1, 1), True),  # smallest
+        ((2, 3, 1, 5), True),  # one row
+        ((2, 3, 6, 1), True),  # one column
+        ((5, 4, 9, 13), True),  # no power of two
+        ((64, 16, 32, 32), True),  # enough for several threads
+        ((5, 4, 7, 7), False),
+        ((4, 3, 7), False),  # a sequence
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+def test_a_norm_in_the_same_pass_agrees_with_the_specification(shape, bands, last):
+    norm, x = norm_of(shape[1]), 2 * maps(*shape, seed=1) + 0.5
+    usual, opened = reference(norm(maps(30, *shape[1:])), bands=bands), torch.linspace(0, 1, shape[0])
+    x = x.to(memory_format=torch.channels_last) if last and x.dim() == 4 else x
+    exact = norm_of(shape[1])._replace(**{k: t.double() for k, t in zip(norm._fields, norm.tensors, strict=False)})
+    with torch.inference_mode():
+        for gate in (None, opened):
+            out = kernels.realign(x, usual, gate, norm=norm)
+            wanted = evidence.realign(exact(x.double()), usual, gate).float()
+            torch.testing.assert_close(out, wanted, atol=3e-5, rtol=1e-4)
+            assert out.stride() == norm(x).stride()
+            alone = [
+                kernels.realign(x[k : k + 1], usual, None if gate is None else gate[k : k + 1], norm=norm)
+                for k in range(min(3, len(x)))
+            ]
+            assert torch.cat(alone).equal(out[:3])
+            assert out.equal(kernels.realign(norm(x), usual, gate))
+
+
+def test_a_norm_that_compiled_code_cannot_read_is_torchs():
+    usual, x = reference(maps(30, 4, 8, 8), bands=True), 3 * maps(5, 4, 8, 8, seed=1)
+    apart = maps(4, 2)[:, 0]
+    with torch.inference_mode():
+        for norm in (NORM._replace(bias=apart), NORM._replace(weight=NORM.weight.as_subclass(Marked))):
+            assert kernels.realign(x, usual, norm=norm).equal(kernels.realign(norm(x), usual))
+
+
+class Marked(Tensor):
+    """A tensor that may do anything."""
+
+
 @pytest.mark.parametrize("which", ["x", "residual", "weight"])
-def test_gradients_go_through_a_norm_and_past_it(which, norms_are_taken):
+def test_gradients_go_through_a_norm_and_past_it(which):
     usual, found = reference(maps(30, 4, 8, 8), bands=True), []
     for fused in (True, False):
         given = {"x": 3 * maps(5, 4, 8, 8, seed=1), "residual": maps(5, 4, 8, 8, seed=2), "weight": NORM.weight.clone()}

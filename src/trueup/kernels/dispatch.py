@@ -3,8 +3,8 @@
 All backends are packages with the same functions.
 
 - `plain`: torch's own operators, on any device, at any width. It has all functions.
-- `cpu`: numba, where that is installed.
-- `cuda`: Triton, where that is installed. Only this backend fuses a batch norm, or the layer norm of tokens.
+- `cpu`: numba, where that is installed. It can apply a batch norm itself.
+- `cuda`: Triton, where that is installed. It can apply a batch norm, or the layer norm of tokens, itself.
 - `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`). The
   caller provides its constants.
 
@@ -104,7 +104,7 @@ def realign(
         return plain.realign(a, reference, gate, residual, relu, ceiling)
     arguments = (reference, gate, residual, relu, ceiling)
     if direct and a.is_cpu:
-        out = _compute_realign(a, *arguments)
+        out = _compute_realign(a, *arguments, norm)
     elif norm is None:
         out = torch.ops.trueup.realign.default(a, *arguments)
     else:
@@ -264,7 +264,7 @@ def _has_compiled_maps(a: Tensor) -> bool:
 
 
 def _realign_fuses_norm(a: Tensor) -> bool:
-    return a.is_cuda and _has_compiled_maps(a) and norm_keeps_layout(a)
+    return _has_compiled_maps(a) and norm_keeps_layout(a)
 
 
 def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool:
@@ -357,7 +357,10 @@ def _compute_realign(
         with _current_device(x):
             found = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
         return _uncorrected(x, residual, relu, ceiling, norm) if found is None else found
-    out = _fastest("realign", x.device.type)(x if norm is None else norm(x), reference, gate, residual, relu, ceiling)
+    function = _fastest("realign", x.device.type)
+    if function is plain.realign:
+        return plain.realign(x if norm is None else norm(x), reference, gate, residual, relu, ceiling)
+    out = function(x, reference, gate, residual, relu, ceiling, norm)
     return out
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numba import carray  # type: ignore[attr-defined]
 from torch import Tensor
+from torch.nn import Parameter
 
 from trueup.functional import evidence
+from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.cpu.compile import at_address, callback, fetch_add, njit
 from trueup.kernels.cpu.threads import run_native
 from trueup.kernels.plain.maps import add_and_relu
@@ -26,10 +29,13 @@ _RUN = 1024  # values summed in float32; the sums of runs are added in float64
 _MEASURED = 6  # numbers per map: five moments and the low band's residual mean
 
 # Argument of the compiled code: one array of int64, mostly addresses. 0 means none.
-_JOB = ("next", "maps", "out", "residual", "reference", "gate", "planes", "channels", "n", "width", "limits", "chunk")
-_NEXT, _MAPS, _OUT, _RESIDUAL, _REFERENCE, _GATE, _PLANES, _CHANNELS, _N, _WIDTH, _LIMITS, _CHUNK = range(len(_JOB))
-_Job = ctypes.c_int64 * len(_JOB)
-_Limits = ctypes.c_float * 2  # of results: 0 or minus infinity, and a ReLU6's ceiling or infinity
+_JOB = ("next", "maps", "out", "residual", "reference", "gate", "planes", "channels", "n", "width", "numbers", "chunk")
+_NEXT, _MAPS, _OUT, _RESIDUAL, _REFERENCE, _GATE, _PLANES, _CHANNELS, _N, _WIDTH, _NUMBERS, _CHUNK = range(len(_JOB))
+_NORM = len(_JOB)  # then the norm: mean, variance, weight, bias
+_SIZE = _NORM + 4
+_Job = ctypes.c_int64 * _SIZE
+_Numbers = ctypes.c_float * 3  # limits of results: 0 or minus infinity, a ReLU6's ceiling or infinity; norm's epsilon
+_NO_NORM = (0, 0, 0, 0)
 
 
 def realign(
@@ -39,26 +45,41 @@ def realign(
     residual: Tensor | None,
     relu: bool,
     ceiling: float | None = None,
+    norm: BatchNorm | None = None,
 ) -> Tensor:
-    """As `plain.realign`, for float32, bfloat16 or float16 `(batch, channels, ...)`; the layout of `x` is kept."""
+    """As `plain.realign` of norm(x), for float32, bfloat16 or float16 `(batch, channels, ...)`.
+
+    The layout of `x` is kept.
+    """
     if x.numel() == 0:
         return x.clone()
-    limits = _Limits(0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling)
+    if norm is not None and not _takes_norm(x, norm):
+        x, norm = norm(x), None
+    least, most = 0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling
     if x.dtype == torch.float32 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
         out = torch.empty_like(x)
-        _realign_maps(x, reference, gate, out, residual, limits)
+        _realign_maps(x, reference, gate, out, residual, least, most, norm)
         return out
     maps = x.float().contiguous()
     out = torch.empty_like(maps)
     if x.dtype == torch.float32:
-        _realign_maps(maps, reference, gate, out, None if residual is None else residual.contiguous(), limits)
+        beside = None if residual is None else residual.contiguous()
+        _realign_maps(maps, reference, gate, out, beside, least, most, norm)
         return torch.empty_like(x).copy_(out)
-    _realign_maps(maps, reference, gate, out, None, _Limits(-math.inf, math.inf))
+    _realign_maps(maps, reference, gate, out, None, -math.inf, math.inf, None)
     if x.dtype == torch.float16:
         limit = torch.finfo(x.dtype).max
         out = torch.where(x.isfinite(), out.clamp(-limit, limit), out)
     # Round after each step to the narrow dtype.
     return torch.empty_like(x).copy_(add_and_relu(out.to(x.dtype), residual, relu, ceiling))
+
+
+def _takes_norm(x: Tensor, norm: BatchNorm) -> bool:
+    """Whether compiled code can apply the norm."""
+    for each in norm.tensors:
+        if each.dtype != torch.float32 or not each.is_contiguous() or type(each) not in (Tensor, Parameter):
+            return False
+    return x.dtype == torch.float32
 
 
 def moments(x: Tensor, bands: bool) -> Tensor:
@@ -69,12 +90,19 @@ def moments(x: Tensor, bands: bool) -> Tensor:
     planes = maps.shape[0] * maps.shape[1]
     found = maps.new_empty(planes, _MEASURED)
     width = maps.shape[-1] if bands else 0
-    _run(_MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width, None)
+    _run(_MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width)
     return found.view(*maps.shape[:2], _MEASURED).transpose(1, 2)[:, : 5 if bands else 2].contiguous()
 
 
 def _realign_maps(
-    maps: Tensor, reference: Tensor, gate: Tensor | None, out: Tensor, residual: Tensor | None, limits: Any
+    maps: Tensor,
+    reference: Tensor,
+    gate: Tensor | None,
+    out: Tensor,
+    residual: Tensor | None,
+    least: float,
+    most: float,
+    norm: BatchNorm | None,
 ) -> None:
     """Write realigned maps plus residual, within the limits, into `out`; maps are contiguous float32.
 
@@ -86,39 +114,51 @@ def _realign_maps(
     opened = None if gate is None else gate.detach().float().contiguous()
     addresses = [0 if t is None else t.data_ptr() for t in (out, residual, known, opened)]
     width = maps.shape[-1] if reference.shape[1] == 3 else 0
-    _run(_REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, limits)
+    numbers = _Numbers(least, most, 0.0 if norm is None else norm.epsilon)
+    channel = _NO_NORM if norm is None else [t.data_ptr() for t in norm.tensors]
+    _run(_REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, numbers, channel)
 
 
 def _run(
-    function: int, maps: Tensor, addresses: list[int], planes: int, channels: int, width: int, limits: Any
+    function: int,
+    maps: Tensor,
+    addresses: Sequence[int],
+    planes: int,
+    channels: int,
+    width: int,
+    numbers: Any = None,
+    norm: Sequence[int] = _NO_NORM,
 ) -> None:
     """Call a compiled function on all planes, in as many threads as torch uses if there is enough to do."""
     size = maps.numel()
     shares = 1 if size < 2 * _PART else min(torch.get_num_threads(), planes, size // _PART)
     chunk = planes if shares == 1 else max(1, planes // (4 * shares))
-    at = 0 if limits is None else ctypes.addressof(limits)
-    job = _Job(0, maps.data_ptr(), *addresses, planes, channels, size // planes, width, at, chunk)
+    at = 0 if numbers is None else ctypes.addressof(numbers)
+    job = _Job(0, maps.data_ptr(), *addresses, planes, channels, size // planes, width, at, chunk, *norm)
     run_native(function, job, shares)
 
 
 def _measure_planes(address):
     """Measure planes until none is left; write `_MEASURED` numbers for each to `out`."""
-    job = carray(address, len(_JOB))
+    job = carray(address, _SIZE)
     planes, n, width = job[_PLANES], job[_N], job[_WIDTH]
     maps = carray(at_address(job[_MAPS]), (planes, n), np.float32)
     found = carray(at_address(job[_OUT]), (planes, _MEASURED), np.float32)
-    centred, beside = np.empty(n, np.float32), np.empty(n, np.float32)
+    memory = np.empty(2 * (n + width), np.float32)
+    centred, beside = _scratch(memory, n)
     while True:
         begin = fetch_add(address, job[_CHUNK])
         if begin >= planes:
             break
         for p in range(begin, min(begin + job[_CHUNK], planes)):
-            _measure(maps[p], width, True, centred, beside, found[p])
+            _copy(maps[p], centred)
+            _measure(centred, width, True, beside, found[p])
+    memory[0] = 0  # it must live until here
 
 
 def _realign_planes(address):
     """Realign planes until none is left."""
-    job = carray(address, len(_JOB))
+    job = carray(address, _SIZE)
     planes, channels, n, width = job[_PLANES], job[_CHANNELS], job[_N], job[_WIDTH]
     maps = carray(at_address(job[_MAPS]), (planes, n), np.float32)
     out = carray(at_address(job[_OUT]), (planes, n), np.float32)
@@ -126,26 +166,57 @@ def _realign_planes(address):
     k = 3 if width else 2
     reference = carray(at_address(job[_REFERENCE]), (5, k, channels), np.float64)
     gate = carray(at_address(job[_GATE]), planes // channels, np.float32)
-    limits = carray(at_address(job[_LIMITS]), 2, np.float32)
-    least, most = limits[0], limits[1]  # as in torch's relu, NaN and -0 are not less than 0
-    centred, beside, found = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(_MEASURED, np.float32)
-    terms = np.empty(3, np.float32)
+    numbers = carray(at_address(job[_NUMBERS]), 3, np.float32)
+    least, most = numbers[0], numbers[1]  # as in torch's relu, NaN and -0 are not less than 0
+    mean = carray(at_address(job[_NORM]), channels, np.float32)
+    variance = carray(at_address(job[_NORM + 1]), channels, np.float32)
+    weight = carray(at_address(job[_NORM + 2]), channels, np.float32)
+    bias = carray(at_address(job[_NORM + 3]), channels, np.float32)
+    memory = np.empty(2 * (n + width), np.float32)
+    centred, beside = _scratch(memory, n)
+    found, terms = np.empty(_MEASURED, np.float32), np.empty(3, np.float32)
     while True:
         begin = fetch_add(address, job[_CHUNK])
         if begin >= planes:
             break
         for p in range(begin, min(begin + job[_CHUNK], planes)):
+            c = p % channels
+            gain, offset = np.float32(1.0), np.float32(-0.0)  # these change nothing, not even the sign of a zero
+            if job[_NORM]:
+                gain, offset = _norm_of_channel(mean[c], variance[c], weight[c], bias[c], numbers[2])
             opened = np.float64(1.0)
             if job[_GATE]:
                 opened = np.float64(gate[p // channels])
             moves = opened > 0  # images whose gate value is 0 are not even measured
             if moves:
-                _measure(maps[p], width, False, centred, beside, found)
-                moves = _coefficients(found, reference, p % channels, opened, terms)
+                if job[_NORM]:
+                    _normalise(maps[p], gain, offset, centred)
+                else:
+                    _copy(maps[p], centred)
+                _measure(centred, width, False, beside, found)
+                moves = _coefficients(found, reference, c, opened, terms)
             if job[_RESIDUAL]:
-                _write(maps[p], moves, width, found[0], terms, centred, beside, residual[p], least, most, out[p])
+                _write(maps[p], moves, width, gain, offset, terms, centred, beside, residual[p], least, most, out[p])
             else:
-                _write(maps[p], moves, width, found[0], terms, centred, beside, None, least, most, out[p])
+                _write(maps[p], moves, width, gain, offset, terms, centred, beside, None, least, most, out[p])
+    memory[0] = 0  # it must live until here
+
+
+@njit
+def _scratch(memory, n):
+    """Divide memory for one plane. Slices of these arrays are not counted, as numba counts those of its own arrays:
+    that took longer than the rule on a small map.
+    """
+    address = np.int64(memory.ctypes.data)
+    centred = carray(at_address(address), n, np.float32)
+    return centred, carray(at_address(address + 4 * n), len(memory) - n, np.float32)
+
+
+@njit(fastmath={"contract"})
+def _norm_of_channel(mean, variance, weight, bias, epsilon):
+    """Gain and offset of a batch norm, rounded as by torch."""
+    gain = weight * (np.float32(1.0) / np.sqrt(variance + epsilon))
+    return gain, bias - mean * gain
 
 
 @njit
@@ -181,23 +252,34 @@ def _coefficients(found, reference, c, gate, terms):
 
 
 @njit
-def _measure(plane, width, absolute, centred, beside, found):
+def _copy(plane, into):
+    for k in range(len(plane)):
+        into[k] = plane[k]
+
+
+@njit(fastmath={"contract"})
+def _normalise(plane, gain, offset, into):
+    """Write what torch's batch norm gives, to the last bit: so results do not depend on what is done in one pass."""
+    for k in range(len(plane)):
+        into[k] = gain * plane[k] + offset
+
+
+@njit
+def _measure(plane, width, absolute, beside, found):
     """Write moments and residual mean of a plane into `found`; there are bands if `width` is not 0.
 
-    `centred` is left holding the plane minus its mean, and with bands `beside` the means over each row's neighbours.
+    The mean is subtracted from `plane`. With bands, `beside` is left holding the means over each row's neighbours, with
+    a row more above and below.
     """
     n = len(plane)
     mean = np.float32(_sum(plane) / n)
-    _centre(plane, mean, centred)
+    _subtract(mean, plane)
     found[0], found[1], found[5] = mean, 0.0, 0.0
     if absolute or not width:
-        found[1] = _sum_of_squares(centred) / n
+        found[1] = _sum_of_squares(plane) / n
     if width:
-        _smooth_rows(centred, width, beside)
-        tilt = low = high = size = 0.0
-        for first, last, up, down in _blocks(n, width):
-            t, s, h, a = _measure_block(centred, beside, first, last, up, down)
-            tilt, low, high, size = tilt + t, low + s, high + h, size + a
+        _smooth_rows(plane, width, beside)
+        tilt, low, high, size = _measure_bands(plane, beside, width)
         tilt = tilt / n
         found[2], found[3] = max(low / n - tilt * tilt, 0.0), max(high / n - tilt * tilt, 0.0)
         found[4], found[5] = size / n, tilt
@@ -229,57 +311,54 @@ def _sum_of_squares(plane):
 
 
 @njit
-def _centre(plane, mean, centred):
-    """Write the map minus its mean into `centred`."""
+def _subtract(mean, plane):
     for k in range(len(plane)):
-        centred[k] = plane[k] - mean
+        plane[k] -= mean
 
 
 @njit
 def _smooth_rows(plane, width, beside):
-    """Write the mean of each value and its neighbours in the row into `beside`; at an end there is one neighbour."""
+    """Write the mean of each value and its neighbours in the row into `beside`; at an end there is one neighbour.
+
+    The row added above the first is the mean of the first two, so that the mean of three rows is that of these two;
+    the same below.
+    """
+    n = len(plane)
     third, half = np.float32(1 / 3), np.float32(0.5)
-    before, here, after, into = plane[:-2], plane[1:-1], plane[2:], beside[1:-1]
+    rows = beside[width : width + n]
+    before, here, after, into = plane[:-2], plane[1:-1], plane[2:], rows[1:-1]
     for k in range(len(into)):  # one long loop that ignores the ends of rows; they follow
         into[k] = (before[k] + here[k] + after[k]) * third
-    for first in range(0, len(plane), width):
+    inner = 1 if width > 1 else 0
+    for first in range(0, n, width):
         last = first + width - 1
-        beside[first] = (plane[first] + plane[min(first + 1, last)]) * half
-        beside[last] = (plane[max(last - 1, first)] + plane[last]) * half
-
-
-@njit
-def _blocks(n, width):
-    """First row, middle rows and last row: begin, end, and the offsets of the rows above and below (0 if none)."""
-    if n == width:
-        return (0, n, 0, 0), (n, n, 0, 0), (n, n, 0, 0)
-    return (0, width, 0, width), (width, n - width, -width, width), (n - width, n, -width, 0)
-
-
-@njit(inline="always")
-def _scales(up, down):
-    """Weights of a row and of those above and below it in a local mean; 0 for a row outside the map."""
-    scale = np.float32(1 / (1 + (up != 0) + (down != 0)))
-    return scale, scale * np.float32(up != 0), scale * np.float32(down != 0)
+        rows[first] = (plane[first] + plane[first + inner]) * half
+        rows[last] = (plane[last - inner] + plane[last]) * half
+    step = width if n > width else 0
+    first, second, above = rows[:width], rows[step : step + width], beside[:width]
+    for k in range(len(above)):
+        above[k] = (first[k] + second[k]) * half
+    first, second, below = rows[n - width :], rows[n - width - step : n - step], beside[width + n :]
+    for k in range(len(below)):
+        below[k] = (first[k] + second[k]) * half
 
 
 @njit(inline="always")
-def _local_mean(here, above, below, scales):
-    return here * scales[0] + above * scales[1] + below * scales[2]
+def _local_mean(above, here, below):
+    return (above + here + below) * np.float32(1 / 3)
 
 
 @njit(fastmath={"reassoc"})
-def _measure_block(centred, beside, first, last, up, down):
-    """Sums over a block: the low band, its squares, the high band's squares, the high band's absolute values."""
-    scales = _scales(up, down)
+def _measure_bands(centred, beside, width):
+    """Sums over a plane: the low band, its squares, the high band's squares, the high band's absolute values."""
     total_tilt = total_low = total_high = total_size = 0.0
-    for begin in range(first, last, _RUN):
-        end = min(begin + _RUN, last)
-        here, above, below = beside[begin:end], beside[begin + up : end + up], beside[begin + down : end + down]
-        row = centred[begin:end]
+    for begin in range(0, len(centred), _RUN):
+        row = centred[begin : begin + _RUN]
+        end = begin + len(row)
+        above, here, below = beside[begin:end], beside[begin + width : end + width], beside[begin + 2 * width :]
         tilt = low = high = size = np.float32(0.0)
         for k in range(len(row)):
-            smooth = _local_mean(here[k], above[k], below[k], scales)
+            smooth = _local_mean(above[k], here[k], below[k])
             rough = row[k] - smooth
             tilt += smooth
             low += smooth * smooth
@@ -291,20 +370,17 @@ def _measure_block(centred, beside, first, last, up, down):
 
 
 @njit
-def _write(plane, moves, width, mean, terms, centred, beside, residual, least, most, into):
-    """Write a plane as start + gain * part + ..., or unchanged if it does not move.
+def _write(plane, moves, width, gain, offset, terms, centred, beside, residual, least, most, into):
+    """Write start + gain * part + ..., or gain * plane + offset if the plane does not move.
 
     Then add the `residual`, unless it is None, and limit values to `least` and `most`.
     """
-    n = len(plane)
     if not moves:
-        _write_unchanged(plane, residual, least, most, into)
+        _write_unmoved(plane, gain, offset, residual, least, most, into)
     elif not width:
-        _write_plane(plane, mean, terms[0], terms[1], residual, least, most, into)
+        _write_plane(centred, terms[0], terms[1], residual, least, most, into)
     else:
-        for first, last, up, down in _blocks(n, width):
-            part = None if residual is None else residual[first:last]
-            _write_block(centred, beside, first, last, up, down, terms[0], terms[1], terms[2], part, least, most, into)
+        _write_bands(centred, beside, width, terms[0], terms[1], terms[2], residual, least, most, into)
 
 
 @njit(inline="always")
@@ -316,26 +392,25 @@ def _finish(value, residual, k, least, most):
     return most if value > most else value
 
 
-@njit
-def _write_unchanged(plane, residual, least, most, into):
+@njit(fastmath={"contract"})
+def _write_unmoved(plane, gain, offset, residual, least, most, into):
     for k in range(len(plane)):
-        into[k] = _finish(plane[k], residual, k, least, most)
+        into[k] = _finish(gain * plane[k] + offset, residual, k, least, most)
 
 
 @njit
-def _write_plane(plane, mean, start, gain, residual, least, most, into):
-    for k in range(len(plane)):
-        into[k] = _finish(start + gain * (plane[k] - mean), residual, k, least, most)
+def _write_plane(centred, start, gain, residual, least, most, into):
+    for k in range(len(centred)):
+        into[k] = _finish(start + gain * centred[k], residual, k, least, most)
 
 
 @njit
-def _write_block(centred, beside, first, last, up, down, start, low, high, residual, least, most, into):
-    scales = _scales(up, down)
-    here, above, below = beside[first:last], beside[first + up : last + up], beside[first + down : last + down]
-    row, out = centred[first:last], into[first:last]
-    for k in range(len(row)):
-        smooth = _local_mean(here[k], above[k], below[k], scales)
-        out[k] = _finish(start + low * smooth + high * (row[k] - smooth), residual, k, least, most)
+def _write_bands(centred, beside, width, start, low, high, residual, least, most, into):
+    n = len(centred)
+    above, here, below = beside[:n], beside[width : width + n], beside[2 * width :]
+    for k in range(n):
+        smooth = _local_mean(above[k], here[k], below[k])
+        into[k] = _finish(start + low * smooth + high * (centred[k] - smooth), residual, k, least, most)
 
 
 _MEASURE, _REALIGN = (callback(function) for function in (_measure_planes, _realign_planes))

@@ -72,8 +72,10 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
         finite = wide.abs() < torch.finfo(wide.dtype).max
     else:
         over = [d for d in range(1, a.dim()) if d != channels]
+        # The means after the pooling: else Inductor lays the pooled maps out anew, and transposes them in every loop.
+        smooth = _local_mean(wide) if usual.bands else None
         mean = wide.mean(over, keepdim=True)
-        parts = _centred_bands(wide, mean, _local_mean(wide), over) if usual.bands else [wide - mean]
+        parts = [wide - mean] if smooth is None else _centred_bands(wide, mean, smooth, over)
         variances = [_mean_square(part, over) for part in parts]
         finite = variances[-1] < torch.finfo(wide.dtype).max
         spread = (torch.cat(variances, dim=channels) if usual.bands else variances[0]) + usual.floor
