@@ -98,7 +98,7 @@ def test_every_epoch_sees_the_images_in_another_order_and_each_at_most_once(trai
 
 
 def test_the_checkpoint_of_another_run_is_refused(root, trained):
-    with pytest.raises(ValueError, match="of another run"):
+    with pytest.raises(ValueError, match="another run"):
         train_imagenet(Choices("gn", 1, RECIPE, size=32), trained[0], data=root, device="cpu", workers=0)
 
 

@@ -174,7 +174,7 @@ def test_another_safetensors_file_is_no_checkpoint(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match="no checkpoint of trueup"):
+    with pytest.raises(ValueError, match="not a checkpoint of trueup"):
         load_checkpoint(tmp_path / "a.safetensors")
 
 
