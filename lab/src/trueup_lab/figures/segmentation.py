@@ -155,8 +155,8 @@ def calibration_table(rows: Sequence[SummaryRow]) -> str:
                 else "training images"
             )
             lines.append(
-                f"| {clean.calibrated}: {what} | {clean.images} images | {_gain(clean)} | {_gain(by['fifteen'])} | "
-                f"`{clean.rule}` |"
+                f"| {clean.calibrated}: {what} | {clean.images} clean images, {by['fifteen'].images} in each of "
+                f"{by['fifteen'].sets} sets | {_gain(clean)} | {_gain(by['fifteen'])} | `{clean.rule}` |"
             )
     return "\n".join(lines) + "\n"
 
