@@ -45,7 +45,7 @@ def measure_decision(architecture: Architecture, device: torch.device) -> Iterat
     within the limits than trained ones, and each of these is tried on perturbed copies.
     """
     model, _ = prepared(architecture, device)
-    batches = pictures(480, architecture.size, device).split(32)
+    batches = torch.split(pictures(480, architecture.size, device), 32)
 
     def forward() -> None:
         with torch.inference_mode():
