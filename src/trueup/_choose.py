@@ -1,4 +1,7 @@
-"""`choose`: the strongest setting of a rule that changes few of a model's answers on clean images."""
+"""`choose`: the strongest setting of a rule that changes few of a model's answers on clean images.
+
+The setting that `calibrate` chooses by default is decided in `trueup.decide`.
+"""
 
 from __future__ import annotations
 

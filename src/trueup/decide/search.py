@@ -4,7 +4,8 @@ A setting is judged by how often the corrected model answers a perturbed image a
 one. This needs no labels. A setting is chosen if it keeps more answers than the uncorrected model, over a mix of clean,
 mildly and strongly perturbed images, changes few answers on the clean ones and hardly moves their scores. Weights of
 the evidence are learned first (`trueup.decide.tune`), on other images. `trueup.decide.contest` runs the trials, and
-`trueup.targets.decision.Decision.chosen` chooses among them.
+`trueup.targets.decision.Decision.chosen` chooses among them. The `depth` of a setting says how many norms it corrects;
+`trueup._correct.build` leaves the others alone.
 """
 
 from __future__ import annotations

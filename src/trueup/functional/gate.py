@@ -4,7 +4,7 @@ All in float64. An image's *features* `(images, d)` describe its channels at a f
 features of clean images: quantiles turn each feature into a normal score, and a whitened squared distance combines the
 scores, so that features that repeat each other count once. Half of the clean images fit the gate. The other half ranks:
 an image's p-value is the share of held-out images that are at least as far away, made continuous. Of new clean images,
-at most a share α has a p-value of α or less.
+at most a share α has a p-value of α or less. Its thresholds are fields of `trueup.rules.Evidence`: `budget`, `ramp`.
 
 >>> clean = torch.randn(400, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 >>> gate = fit(clean)

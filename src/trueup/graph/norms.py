@@ -1,4 +1,4 @@
-"""Known normalisation layers, each in all its spellings."""
+"""Known normalisation layers, each in all its spellings. Which of a model's norms are corrected: `trueup._correct`."""
 
 from __future__ import annotations
 

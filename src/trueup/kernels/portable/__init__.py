@@ -2,7 +2,8 @@
 
 Graphs from `torch.export`, `torch.onnx.export` or AOTInductor then run without trueup. Everything is float32 (float64
 if the model is), nothing is searched, and constants are computed beforehand. What remains are a few small operators,
-which a compiler fuses. The results are those of `trueup.functional` up to rounding.
+which a compiler fuses. The results are those of `trueup.functional` up to rounding. `in_ordinary_operators` in
+`trueup.kernels.dispatch` decides when this backend runs.
 """
 
 from trueup.kernels.portable.gate import GateConstants, gate_constants, gate_values
