@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from dataclasses import replace
@@ -99,6 +100,19 @@ def test_clean_images_get_a_good_word(calibrated):
     assert "No difference from the images of calibration was found" in page.text
 
 
+def test_images_short_of_an_alarm_get_no_good_word(calibrated):
+    """A capital of 100 leaves a probability of 0.01: too much for an alarm, too little to call it no difference."""
+    model, targets = calibrated
+    found = find(model, targets, images(60, seed=8), rule=RULE)
+    (seen,) = found.sets
+    streams = {name: replace(drift, log_largest=math.log(100)) for name, drift in seen.snapshot.streams.items()}
+    near = replace(seen.snapshot, streams=streams)
+    page = Text(page_of(replace(found, sets=[replace(seen, snapshot=near)])))
+    assert "No difference" not in page.text
+    assert "a difference this large has a probability of 0.01 at most" in page.text
+    assert "alarm at 0.001" in page.text
+
+
 def test_images_that_deviate_only_deep_in_the_network_get_no_good_word(calibrated):
     """The drift test reads the first norm. What the plots show at the others must not be called no difference."""
     model, targets = calibrated
@@ -130,6 +144,10 @@ def test_two_sets_are_compared(calibrated):
     assert (today.snapshot.unusual.value, yesterday.images) == (1.0, 20)
     difference = 100 * (1 - yesterday.snapshot.unusual.value)
     assert f"{difference:.1f} points higher in “today” than in “yesterday”" in page.text
+    same = find(
+        model, targets, images(20, seed=8), against=[images(20, seed=8)], names=("today", "yesterday"), rule=RULE
+    )
+    assert "The share of unusual images is the same in “today” and “yesterday”" in Text(page_of(same)).text
 
 
 def test_the_decision_and_its_trials_are_told(calibrated):
@@ -239,8 +257,8 @@ def test_the_command_writes_a_report(calibrated, tmp_path, monkeypatch):
     for arguments, message in [
         (("given_models:bare", "t.trueup", "now"), "return (model, preprocess)"),
         (("given_models:nothing", "t.trueup", "now"), "has no attribute 'nothing'"),
-        (("no_such_module:f", "t.trueup", "now"), "No module named"),
-        (("given_models:load", "t.trueup", "nowhere"), "expected a folder of images"),
+        (("no_such_module:f", "t.trueup", "now"), "No module named 'no_such_module'; run the command in the folder of"),
+        (("given_models:load", "t.trueup", "nowhere"), "nowhere does not exist; give a folder of images"),
         (("math:gamma.__class__", "t.trueup", "now"), "has no attribute"),
         (("os:getcwd", "t.trueup", "now"), "returned a str, not a model"),
         (("resnet", "t.trueup", "now"), "expected package.module:function"),

@@ -45,7 +45,10 @@ def load_model(name: str) -> NamedModel:
     try:
         made = getattr(importlib.import_module(module), function)()
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name}: {error}") from error
+        root = module.partition(".")[0]
+        absent = isinstance(error, ModuleNotFoundError) and error.name == root
+        way = f"; run the command in the folder of {root}.py, or install {root}" if absent else ""
+        raise ValueError(f"{name}: {error}{way}") from error
     model, preprocess = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} returned a {type(model).__name__}, not a model or (model, preprocess)")

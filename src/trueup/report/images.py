@@ -28,7 +28,8 @@ def read_images(
         count = len(array) if limit is None else min(limit, len(array))
         return (torch.tensor(np.array(array[k : min(k + batch, count)]), device="cpu") for k in range(0, count, batch))
     if not path.is_dir():
-        raise ValueError(f"{path}: expected a folder of images, or a .npy file of ready inputs (images, ...)")
+        what = "is not a folder" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {what}; give a folder of images, or a .npy file of ready inputs (images, ...)")
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)[:limit]
     if not files:
         raise ValueError(f"{path} holds no images; known suffixes: {', '.join(SUFFIXES)}")

@@ -22,6 +22,7 @@ STYLES = ("a", "b")
 QUANTILES = (0.1, 0.5, 0.9)
 P_BINS = [k / 10 for k in range(11)]
 CHANGES_SHOWN = 12
+DOUBTFUL = 0.05  # bound on the probability below which the drift test is quoted, before it raises an alarm
 
 
 def page_of(found: Findings, *, title: str | None = None, classes: Sequence[str] | None = None) -> str:
@@ -98,8 +99,13 @@ def _drift_sentence(some: SetFindings, seen: Snapshot, deviating: Mapping[str, f
             f"norms.</b> At {escape(name)}, {share:.0%} of them lie farther from the clean centre than half of the "
             "clean images do. The drift test, which reads the first norm only, found no difference."
         )
-    hint = f" (A difference like this would have a probability of up to {sure:.2g}.)" if sure < 0.2 else ""
-    return f'<b class="good">No difference from the images of calibration was found.</b>{hint}'
+    if sure < DOUBTFUL:
+        alarm = min(drift.false_alarm for drift in seen.streams.values())
+        return (
+            "<b>The images may differ from those of calibration.</b> If they did not, a difference this large "
+            f"has a probability of {sure:.2g} at most; the drift test raises an alarm at {alarm:g}."
+        )
+    return '<b class="good">No difference from the images of calibration was found.</b>'
 
 
 def _comparison(a: SetFindings, b: SetFindings) -> str:
@@ -109,6 +115,8 @@ def _comparison(a: SetFindings, b: SetFindings) -> str:
     mine, theirs = a.snapshot.unusual.value, b.snapshot.unusual.value
     error = math.sqrt(mine * (1 - mine) / a.images + theirs * (1 - theirs) / b.images)
     points = 100 * (mine - theirs)
+    if not points:
+        return f"The share of unusual images is the same in “{escape(a.name)}” and “{escape(b.name)}”."
     return (
         f"The share of unusual images is {abs(points):.1f} points {'lower' if points < 0 else 'higher'} in "
         f"“{escape(a.name)}” than in “{escape(b.name)}” (standard error {100 * error:.1f})."

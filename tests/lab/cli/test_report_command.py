@@ -24,6 +24,7 @@ def test_a_bundled_model_reads_pictures_as_in_training(tmp_path):
     assert found.equal(NORMALISATION["digits"](pixels[None])[0])
     wide = pillow.new("RGB", (300, 100))
     assert load_by_name("resnet20-bn-cifar10").preprocess(wide).shape == (3, 32, 32)
+    assert load_by_name("unet-bn-scenes").preprocess(wide).shape == (3, 128, 224)
 
 
 @pytest.mark.filterwarnings("ignore:correct. these targets carry no decision:UserWarning")

@@ -9,7 +9,14 @@ from trueup.cli.loading import NamedModel
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIDES = {"digits": 28, "mnist": 28, "cifar10": 32, "imagenet": 224}
+SIZES = {  # height and width
+    "digits": (28, 28),
+    "mnist": (28, 28),
+    "cifar10": (32, 32),
+    "imagenet": (224, 224),
+    "scenes": (128, 224),
+    "camvid": (360, 480),
+}
 
 
 def load_by_name(name: str) -> NamedModel:
@@ -20,19 +27,18 @@ def load_by_name(name: str) -> NamedModel:
     from trueup_lab.evaluation import read_subjects
 
     subject = read_subjects(name)[0]
-    side = SIDES[subject.set]
+    high, wide = SIZES[subject.set]
     mode = "L" if len(subject.normalisation.mean) == 1 else "RGB"
 
     def preprocess(image: Any) -> Tensor:
         """Cut out the middle of the picture, at the size of the training images, and normalise it."""
         image = image.convert(mode)
-        short = side * 256 // 224 if subject.set == "imagenet" else side
-        scale = short / min(image.size)
-        width, height = (max(side, round(length * scale)) for length in image.size)
+        scale = max(wide / image.width, high / image.height) * (256 / 224 if subject.set == "imagenet" else 1)
+        width, height = max(wide, round(image.width * scale)), max(high, round(image.height * scale))
         image = image.resize((width, height)) if image.size != (width, height) else image
-        left, top = (width - side) // 2, (height - side) // 2
-        pixels = np.asarray(image.crop((left, top, left + side, top + side)))
-        tensor = torch.tensor(pixels).reshape(side, side, -1).permute(2, 0, 1)
+        left, top = (width - wide) // 2, (height - high) // 2
+        pixels = np.asarray(image.crop((left, top, left + wide, top + high)))
+        tensor = torch.tensor(pixels).reshape(high, wide, -1).permute(2, 0, 1)
         return subject.normalisation(tensor[None])[0]
 
     return NamedModel(subject.model.eval(), preprocess)
