@@ -44,6 +44,13 @@ class Guarded(TyperGroup):
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a subcommand, with paragraphs of help on one line each: the terminal breaks them."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = "\n\n".join(" ".join(part.split()) for part in command.help.split("\n\n"))
+        return command
+
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""
         if ctx.meta.get("trueup.debug") or os.environ.get(DEBUG, "") not in ("", "0"):

@@ -43,6 +43,7 @@ EVALUATE = ("evaluate", "resnet20-bn-digits", *QUICK)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("bench", "alexnet", "--device", "cpu"), "like alexnet; names are made of ResNet-50, batch 64, bfloat16,"),
         ((*TRAIN, "--precision", "fp16"), "precision='fp16': expected one of bfloat16, float32"),
         ((*TRAIN, "--epochs", 0), "--epochs"),
         ((*TRAIN, "--epochs", -1), "--epochs"),
@@ -348,3 +349,15 @@ def test_after_an_interruption_a_command_says_that_it_continues(tmp_path):
     record = json.loads((tmp_path / "digits-bn" / "record.json").read_text(encoding="utf-8"))
     assert record["epoch"] >= 1
     assert [path.name for path in (tmp_path / "digits-bn").iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_unknown_data_set_is_one_line(call):
+    assert call("data", "get", "cifar").output.startswith("error: unknown data set 'cifar'")
+
+
+def test_the_terminal_breaks_the_lines_of_help(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "--iterations and --location), and with evidence" in words(call("demo", "--help"))
+    lines = [line for line in call("demo", "--help").output.splitlines() if "Compares three networks" in line]
+    assert len(lines) == 1
+    assert len(lines[0].rstrip()) > 150

@@ -194,7 +194,7 @@ def test_one_method_has_one_name():
     ("text", "message"),
     [
         ("mean", "no method 'mean'; known: uncorrected, default, correct"),
-        ("bn-mix:weight=3", "has no option 'weight'; it has prior"),
+        ("bn-mix:weight=3", "bn-mix has no option 'weight'; it has prior"),
         ("bn-mix:prior=many", "prior='many': expected a number"),
         ("bn-mix:prior=-1", "0 or more"),
         ("tent:continual=perhaps", "True or False"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,9 +51,10 @@ def bench(
     chosen = [case for case in CASES if case.needs in ("", place.type)]
     chosen = [case for case in chosen if not only or any(part.lower() in case.name.lower() for part in only)]
     if not chosen:
-        known = "\n  ".join(case.name for case in CASES)
-        typer.echo(f"error: no case for {place} has a name like {', '.join(only or ())}; known:\n  {known}", err=True)
-        raise typer.Exit(2)
+        words = dict.fromkeys(word for case in CASES for word in re.split("[,:] ", case.name))
+        raise ValueError(
+            f"no case for {place} has a name like {', '.join(only or ())}; names are made of {', '.join(words)}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=path.parent):  # whether it can be written is known before the work, not after it
         pass

@@ -15,8 +15,11 @@ def get(
     """Download published data sets. Existing files are kept, and interrupted downloads resume."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from trueup_lab.data.download import REMOTES
     from trueup_lab.data.download import get as fetch_set
 
+    if unknown := [name for name in names if name not in REMOTES]:
+        raise ValueError(f"unknown data set {unknown[0]!r}; known: {', '.join(REMOTES)}")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as progress:
         tasks = {}

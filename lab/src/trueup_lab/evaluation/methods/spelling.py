@@ -20,14 +20,14 @@ def spell(method: Any) -> str:
     return f"{method.kind}:{','.join(changed)}" if changed else str(method.kind)
 
 
-def read_fields(kind: type, text: str) -> dict[str, Any]:
+def read_fields(kind: Any, text: str) -> dict[str, Any]:
     """Parse `name=value,...` into fields of the dataclass `kind`, in the types of its defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name not in defaults:
-            raise ValueError(f"{kind.__name__} has no option {name!r}; it has {', '.join(defaults) or 'no options'}")
+            raise ValueError(f"{kind.kind} has no option {name!r}; it has {', '.join(defaults) or 'no options'}")
         values[name] = _read(name, value, type(defaults[name]))
     return values
 
