@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from docstrings import help_as_markdown
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
@@ -29,7 +30,7 @@ class CommandLine(SphinxDirective):
         self.state.document.note_implicit_target(section, section)
         rows = [f"| {what} | {meaning} |" for what, meaning in filter(None, map(_row, command.params))]
         table = ["| | |", "|---|---|", *rows] if rows else []
-        section += self.parse_text_to_nodes("\n".join([(command.help or "").replace("\b", ""), "", *table]))
+        section += self.parse_text_to_nodes("\n".join([help_as_markdown(command.help or ""), "", *table]))
         return section
 
 
@@ -54,7 +55,7 @@ def _row(parameter: Any) -> tuple[str, str] | None:
         return None
     argument = parameter.param_type_name == "argument"
     names = [parameter.name.upper()] if argument else [*parameter.opts, *parameter.secondary_opts]
-    meaning = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|").replace("<", "\\<")
+    meaning = help_as_markdown(getattr(parameter, "help", None) or "")
     default = parameter.default
     if isinstance(default, str | int | float) and not isinstance(default, bool) and "default" not in meaning:
         meaning += f" Default: `{default}`."

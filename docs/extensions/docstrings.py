@@ -1,4 +1,7 @@
-"""Docstrings of this project as reStructuredText: indented lines are code, `name: meaning` is a list of arguments."""
+"""Docstrings of this project as reStructuredText: indented lines are code, `name: meaning` is a list of arguments.
+
+The help of commands becomes Markdown.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,12 @@ def setup(app: Any) -> dict[str, bool]:
     """Convert each docstring before Sphinx reads it."""
     app.connect("autodoc-process-docstring", _process)
     return {"parallel_read_safe": True}
+
+
+def help_as_markdown(text: str) -> str:
+    """Help of a command or an option: options become code, since plain text would turn `--` into a dash."""
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+    return re.sub(r"--[a-z][\w-]*", r"`\g<0>`", re.sub(r"[<|]", r"\\\g<0>", "\n\n".join(paragraphs)))
 
 
 def _process(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:

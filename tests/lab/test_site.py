@@ -131,6 +131,12 @@ second, third: what follows
     ]  # fmt: skip
 
 
+def test_the_help_of_a_command_keeps_its_dashes_and_angle_brackets_as_markdown():
+    converted = load(DOCS / "extensions" / "docstrings.py").help_as_markdown
+    assert converted("see --list;\nOUT/<set>, a|b") == "see `--list`; OUT/\\<set>, a\\|b"
+    assert converted("one\nline\n\nanother") == "one line\n\nanother"
+
+
 def test_broken_links_of_a_built_site_are_found(tmp_path):
     check = load(DOCS / "check_links.py").broken_links
     (tmp_path / "a.html").write_text('<a href="b.html#there">x</a><a href="https://else.where/x">y</a>')
