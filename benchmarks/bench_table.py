@@ -1,18 +1,18 @@
 """Markdown tables of results/bench.csv, written between the markers of the documents that show them.
 
-python benchmarks/bench_table.py            # rewrite the tables in README.md, docs/default.md and docs/results.md
+python benchmarks/bench_table.py            # rewrite the tables in README.md, docs/results.md and docs/bench.md
 python benchmarks/bench_table.py --check    # fail if a document does not show what the file holds
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 
 from bench import BenchRow
+from trueup_lab.page_blocks import fill, rewrite
 from trueup_lab.tables import read_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,13 +51,10 @@ def main() -> None:
     asked = parser.parse_args()
     for path, tables in documents().items():
         text = path.read_text(encoding="utf-8")
-        new = text
-        for name, table in tables.items():
-            new = re.sub(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", rf"\g<1>{table}\g<2>", new, flags=re.DOTALL)
-        if asked.check and new != text:
+        if asked.check and fill(text, tables, str(path)) != text:
             raise SystemExit(f"{path} does not show what results/bench.csv holds; run python benchmarks/bench_table.py")
         if not asked.check:
-            path.write_text(new, encoding="utf-8")
+            rewrite(path, tables)
 
 
 def documents() -> dict[Path, dict[str, str]]:
@@ -66,8 +63,7 @@ def documents() -> dict[Path, dict[str, str]]:
     return {
         ROOT / "README.md": {"bench": default_table(rows, IN_README)},
         ROOT / "docs" / "results.md": {"bench": default_table(rows)},
-        ROOT / "docs" / "default.md": {
-            "bench": default_table(rows),
+        ROOT / "docs" / "bench.md": {
             "others": others_table(rows),
             "rivals": rivals_table(read_table(ROOT / "results" / "bench_rivals.csv", BenchRow)),
         },

@@ -21,7 +21,7 @@ from trueup_lab.evaluation import EvaluationRow, read_rows
 from trueup_lab.experiments import differences, experiment, paper, rows_file
 
 PAGES = (
-    *("any-model", "bound", "calibration-images", "corruptions", "default", "deployment", "evaluation"),
+    *("any-model", "bench", "bound", "calibration-images", "corruptions", "default", "deployment", "evaluation"),
     *(
         "evidence-results",
         "first-correction",
