@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from docstrings import help_as_markdown
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
+
+from docstrings import help_as_markdown
 
 
 class CommandLine(SphinxDirective):

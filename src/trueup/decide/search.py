@@ -257,7 +257,7 @@ def _reason_to_skip(
 ) -> str | None:
     """The reason to try nothing, or None."""
     if not targets.norms or not any(_applies(rule, traced, targets, select) for rule in CANDIDATES):
-        return "it has no norm that could be corrected, or `select` left them out"
+        return "it has no norm that could be corrected, or `select` left them out; trueup.Correction() needs no norms"
     images = sum(gathered(len(sample)))
     if images < MIN_IMAGES:
         return f"{images} different images are too few to show that a setting is safe; give {MIN_IMAGES} or more"

@@ -210,7 +210,7 @@ def _card(shown: Shown, classes: Sequence[str] | None) -> str:
 def _answers(some: SetFindings, classes: Sequence[str] | None, *, several: bool) -> str:
     of = f"In “{escape(some.name)}”, the" if several else "The"
     if some.answers is None:
-        return "<p>The model's outputs are not class scores, so answers were not compared.</p>"
+        return "<p>The model's outputs are not class scores, one row per image, so answers were not compared.</p>"
     before, after = some.answers
     changed = before != after
     count = int(changed.sum())

@@ -84,7 +84,7 @@ class Fingerprint:
             if mine.shape != theirs.shape:
                 return f"the parameter {name!r} has shape {mine.shape} in one and {theirs.shape} in the other"
             if not mine.matches(theirs):
-                return f"the parameter {name!r} has other values (norms {mine.norm:.4g} and {theirs.norm:.4g})"
+                return f"the parameter {name!r} has other values (L2 norms {mine.norm:.4g} and {theirs.norm:.4g})"
         return ""
 
     def to_json(self) -> str:
