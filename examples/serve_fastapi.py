@@ -5,7 +5,7 @@
 
     curl -X POST --data-binary @image.npy http://127.0.0.1:8000/answer    # {"class": 3, "p": 0.42}
     curl http://127.0.0.1:8000/metrics                                    # for Prometheus
-    curl http://127.0.0.1:8000/drift                                      # for people
+    curl http://127.0.0.1:8000/drift                                      # the drift test, in words too
 
 `my_models:load` is a function that returns the model. An image is the body of a request: a NumPy file (.npy) of one
 input as the model takes it, without the batch. With several worker processes, give --folder: each writes its snapshot
