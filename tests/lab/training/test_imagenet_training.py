@@ -18,7 +18,8 @@ from trueup_lab.training.checkpoint import load_checkpoint
 from trueup_lab.training.imagenet import Choices, train_imagenet
 from trueup_lab.training.recipes import Recipe
 
-RECIPE = Recipe(epochs=2, decay_after=(0, 1, 1), batch=4, rate=0.001)  # as `command` asks for
+# As `command` asks for. At a rate of 0.001, rounding differs enough on some processors to switch a ReLU.
+RECIPE = Recipe(epochs=2, decay_after=(0, 1, 1), batch=4, rate=0.0001)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def trained(root, tmp_path_factory):
 def command(root, out, *extra):
     return [
         *("-m", "trueup_lab", "train", "--set", "imagenet", "--norm", "gn", "--data", str(root), "--out", str(out)),
-        *("--epochs", "2", "--batch", "4", "--rate", "0.001", "--warmup-epochs", "0", "--image-size", "32"),
+        *("--epochs", "2", "--batch", "4", "--rate", "0.0001", "--warmup-epochs", "0", "--image-size", "32"),
         *("--workers", "0", "--device", "cpu", *extra),
     ]
 
