@@ -12,7 +12,7 @@ import pytest
 from trueup_lab.evaluation import read_rows
 from trueup_lab.models import zoo
 
-SMALL = ["--images", "12", "--calibrate", "30", "--corruption", "fog", "--corruption", "identity"]
+SMALL = ["--images", "12", "--calibrate", "60", "--corruption", "fog", "--corruption", "identity"]
 
 
 def test_rows_are_made_shown_and_not_made_again(call, tmp_path):
@@ -20,9 +20,10 @@ def test_rows_are_made_shown_and_not_made_again(call, tmp_path):
     run = call("evaluate", "resnet20-bn-digits", *SMALL, *where)
     assert run.exit_code == 0, run.output
     assert "bn-batch" in run.output
+    assert "default" in run.output
     assert "needs" in run.output
     before = (tmp_path / "rows.csv").read_text()
-    assert len(read_rows(tmp_path / "rows.csv")) == 10  # five methods on two sets
+    assert len(read_rows(tmp_path / "rows.csv")) == 12  # six methods on two sets
     assert call("evaluate", "resnet20-bn-digits", *SMALL, *where).exit_code == 0
     assert (tmp_path / "rows.csv").read_text() == before
 

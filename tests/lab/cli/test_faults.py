@@ -256,7 +256,7 @@ def test_a_run_off_a_terminal_gives_a_sign_of_life_before_the_first_pass(call, t
 @pytest.mark.parametrize(
     ("command", "texts"),
     [
-        (("evaluate",), ["uncorrected, correct, evidence, bn-mix, bn-batch"]),
+        (("evaluate",), ["uncorrected, default, correct, evidence, bn-mix, bn-batch"]),
         (("data", "make"), ["may be repeated (default: all)", "cuda if available"]),
         (("data", "show"), ["NAME.png"]),
         ((), ["--version", "--debug"]),

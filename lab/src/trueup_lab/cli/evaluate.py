@@ -17,7 +17,7 @@ from trueup_lab.cli.train import check_limit, parse_seeds
 if TYPE_CHECKING:
     from trueup_lab.evaluation import EvaluationRow
 
-DEFAULTS = ["uncorrected", "correct", "evidence", "bn-mix", "bn-batch"]
+DEFAULTS = ["uncorrected", "default", "correct", "evidence", "bn-mix", "bn-batch"]
 
 
 def evaluate(

@@ -37,7 +37,9 @@ class Workbench:
     def __init__(self, plan: Plan, folder: Path, out: Path, pass_size: int | None, processes: Processes) -> None:
         self.plan, self.folder, self.out, self.pass_size, self.processes = plan, folder, out, pass_size, processes
         self._models: dict[str, nn.Module] = {}
-        self._targets: dict[tuple[str, str], object] = {}
+        self._targets: dict[
+            tuple[str, str] | str, object
+        ] = {}  # of methods with their own calibration, and of subjects
         self._networks: dict[tuple[str, str], Network] = {}
 
     def run(self, job: Job, clock: Clock) -> Iterable[list[EvaluationRow] | None]:
@@ -133,7 +135,7 @@ class Workbench:
     def targets(self, benchmark: Benchmark, pair: Pair, watch: Watch = lambda images: images) -> object:
         """Return the calibration that a method needs: its own kind, or the subject's targets."""
         own = isinstance(pair.method, Calibrating)
-        key = pair.name if own else (pair.subject.key, "decided" if isinstance(pair.method, Default) else "")
+        key = pair.name if own else pair.subject.key
         if key not in self._targets:
             with measured_precision():
                 self._targets[key] = self._calibrate(benchmark, pair, watch)
@@ -153,7 +155,7 @@ class Workbench:
             folder=self.folder,
             batch=batch,
             processes=self.processes,
-            decide=isinstance(pair.method, Default),
+            decide=any(isinstance(method, Default) for method in self.plan.methods),
             watch=watch,
         )
 
