@@ -96,7 +96,7 @@ class ImageReport(AtSite):
 def reading_of(
     targets: Targets, rule: Rule, report: Reported, sites: Sequence[Site], corrected: Collection[str]
 ) -> Reading | None:
-    """Make the reading for `report`: None, of the first norm, or of all norms of the model."""
+    """Return what `report=` reads: nothing, the first norm, or every norm."""
     if report is False:
         return None
     names = [site.name for site in sites]

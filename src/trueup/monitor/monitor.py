@@ -53,8 +53,8 @@ class Monitor:
         and however often one looks. It holds if the images that calibration held out and those that are seen are
         exchangeable, as independent images of one kind are; frames of one film are not. docs/monitoring.md says more.
     report: what was given to `correct`, if `source` is targets: True or "all".
-    rows: path of a .csv or .parquet file that gets one row per image; call `close` at the end. A copy, by fork or pickle,
-        writes no rows and warns: in each worker, make a monitor with a file of its own.
+    rows: path of a .csv or .parquet file that gets one row per image; call `close` at the end. A copy, by fork or
+        pickle, writes no rows and warns: in each worker, make a monitor with a file of its own.
     clock: a function that returns the time in seconds since 1970.
 
     Threads may share a monitor. Each process needs its own: a copy in another process, by fork or pickle, begins empty,
@@ -209,8 +209,8 @@ class Monitor:
         path, self._rows, self._rows_path = self._rows_path, None, None
         if path is not None:
             warnings.warn(
-                f"Monitor: this copy writes no rows to {path}, which belongs to the monitor that it was copied from; give "
-                "each process a file of its own: trueup.Monitor(robust, rows=...) in that process",
+                f"Monitor: this copy writes no rows to {path}, which belongs to the monitor that it was copied from; "
+                "give each process a file of its own: trueup.Monitor(robust, rows=...) in that process",
                 stacklevel=4,
             )
 

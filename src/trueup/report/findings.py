@@ -34,8 +34,8 @@ class Shown(NamedTuple):
     p: float  # NaN if the targets cannot tell
     png: bytes
     evidence: dict[str, float]  # of the norms at which it deviates most, largest first
-    before: int | None  # the model's answer ...
-    after: int | None  # ... and the corrected one's
+    before: int | None  # the model's answer
+    after: int | None  # the corrected model's answer
 
 
 @dataclass(frozen=True, eq=False)
