@@ -106,7 +106,7 @@ def reading_of(
             f"correct: this rule corrects {early[0]!r} before the first norm, {norms[0]!r}, at which report= reads how "
             "unusual an image is: its p-values are not exact, and the false-alarm bound of trueup.Monitor does not "
             "hold; leave such sites out with select=",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def reader(site: Site) -> nn.Module:
@@ -124,8 +124,8 @@ def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> t
     if images < MIN_IMAGES:
         held = f"only {images} images" if known else "no norm of this model"
         raise ValueError(
-            f"report={report!r}: these targets hold {held}, so they cannot tell an unusual image; calibrate a model "
-            f"with norms on {MIN_IMAGES} images or more"
+            f"these targets hold {held}, so they cannot tell an unusual image, and nothing can report how unusual images "
+            f"are; calibrate a model with norms on {MIN_IMAGES} images or more"
         )
     return tuple(known if report == "all" else known[:1])
 

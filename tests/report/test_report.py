@@ -183,6 +183,34 @@ def test_images_that_are_not_finite_are_shown_first(calibrated):
     assert "p = 0 (not finite)" in Text(page_of(found)).text
 
 
+def test_too_few_calibration_images_are_an_error_that_says_what_to_do(calibrated):
+    model, _ = calibrated
+    few = trueup.calibrate(model, [images(5)], decide=False)
+    with pytest.raises(ValueError, match="^these targets hold only 5 images.*calibrate a model .* on 8 images or more"):
+        find(model, few, images(6), rule=RULE)
+
+
+class Counting(nn.Module):
+    """Counts its images in a buffer, in evaluation mode too, and shows the count in its scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make("mobilenet")
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.inner(x) * 0 + self.seen * torch.arange(10)
+
+
+def test_buffers_that_the_forward_pass_changes_are_left_as_they_are():
+    model = Counting().eval()
+    targets = trueup.calibrate(model, [images(40)], decide=False)
+    for rule in (RULE, trueup.Correction()):
+        find(model, targets, images(6), rule=rule)
+    assert model.seen == 0
+
+
 def test_no_images_are_an_error(calibrated):
     with pytest.raises(ValueError, match="there are no images"):
         find(*calibrated, [], rule=RULE)
