@@ -124,8 +124,8 @@ def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> t
     if images < MIN_IMAGES:
         held = f"only {images} images" if known else "no norm of this model"
         raise ValueError(
-            f"these targets hold {held}, so they cannot tell an unusual image, and nothing can report how unusual images "
-            f"are; calibrate a model with norms on {MIN_IMAGES} images or more"
+            f"these targets hold {held}, so they cannot tell an unusual image, and nothing can report how unusual "
+            f"images are; calibrate a model with norms on {MIN_IMAGES} images or more"
         )
     return tuple(known if report == "all" else known[:1])
 

@@ -264,6 +264,10 @@ def test_the_command_writes_a_report(calibrated, tmp_path, monkeypatch):
         "    return (torch.tensor(numpy.asarray(image)).permute(2, 0, 1).float() - 128) / 127\n"
         "def load():\n    return make('mobilenet'), preprocess\n"
         "def bare():\n    return make('mobilenet')\n"
+        "def broken():\n    return None.weights\n"
+        "def absent():\n    return open('weights.pt')\n"
+        "def uneven():\n"
+        "    return make('mobilenet'), lambda image: preprocess(image)[:, : 16 if '3' in image.filename else 32]\n"
     )
     monkeypatch.setattr(loading, "LOADERS", [])  # the laboratory adds its own
     monkeypatch.chdir(tmp_path)
@@ -289,8 +293,18 @@ def test_the_command_writes_a_report(calibrated, tmp_path, monkeypatch):
         (("given_models:load", "t.trueup", "nowhere"), "nowhere does not exist; give a folder of images"),
         (("math:gamma.__class__", "t.trueup", "now"), "has no attribute"),
         (("os:getcwd", "t.trueup", "now"), "returned a str, not a model"),
+        (
+            ("given_models:broken", "t.trueup", "now"),
+            "given_models:broken failed with AttributeError: 'NoneType' object",
+        ),
+        (("given_models:absent", "t.trueup", "now"), "weights.pt: No such file or directory; check the path"),
+        (
+            ("given_models:uneven", "t.trueup", "now"),
+            "preprocess turned now/3.png into a tensor of shape (3, 16, 32), and now/0.png into (3, 32, 32); resize",
+        ),
         (("resnet", "t.trueup", "now"), "expected package.module:function"),
     ]:
         done = run(*arguments)
         assert done.exit_code == 2
         assert message in " ".join(done.output.split()), done.output
+    assert isinstance(run("given_models:broken", "t.trueup", "now", "--debug").exception.__cause__, AttributeError)
