@@ -106,7 +106,7 @@ def find(
     robust = correct(own(), targets, rule, activations=activations, leaves=leaves)
     reporting = None
     if targets.norms:
-        reporting = correct(own(), targets, robust.rule, activations=activations, leaves=leaves, report=True)
+        reporting = correct(own(), targets, robust._rule, activations=activations, leaves=leaves, report=True)
     meter = Meter(model, targets, activations=activations, leaves=leaves)
     networks = _Networks(own(), robust, reporting, meter)
     device = device_of(model)
@@ -121,8 +121,8 @@ def find(
     return Findings(
         type(model).__name__,
         targets,
-        robust.rule,
-        len(robust.sites),
+        robust._rule,
+        len(robust._sites),
         {name: target.clean_evidence().sort().values for name, target in targets.norms.items()},
         sets,
         _cost(networks, first),
