@@ -83,8 +83,9 @@ def test_a_clean_image_has_the_evidence_that_it_has_against_the_others(bands):
 def test_an_image_farther_than_n_clean_ones_takes_the_last_of_n_plus_1_places():
     model = make("resnet")
     targets = trueup.calibrate(model, [images(9)], decide=False)
-    ranks = trueup.measure(model, targets, 100 * images(2, seed=1)).norm_rank
-    assert ranks.max() == torch.tensor(9 / 10)
+    shift = trueup.measure(model, targets, 100 * images(2, seed=1))
+    for ranks in (shift.norm_rank, shift.activation_rank):
+        assert ranks.max() == torch.tensor(9 / 10)
 
 
 def test_ranks_are_calibrated_on_clean_images_that_were_not_seen():

@@ -150,8 +150,9 @@ def test_targets_that_cannot_tell_are_refused():
 
 def test_a_rule_that_corrects_before_the_first_norm_warns_that_p_values_are_not_exact():
     model, targets = calibrated("resnet")  # begins with a convolution and a ReLU
-    with pytest.warns(UserWarning, match="corrects 'relu' before the first norm, 'layer1.0.bn1'"):
+    with pytest.warns(UserWarning, match="corrects 'relu' before the first norm, 'layer1.0.bn1'") as said:
         trueup.correct(model, targets, RULES["paper"], report=True)
+    assert [warning.filename for warning in said] == [__file__]
     trueup.correct(model, targets, RULES["paper"], report=True, select=lambda site: site.name.startswith("layer"))
 
 

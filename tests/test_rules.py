@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
+import numpy as np
 import pytest
 
 from trueup import Correction, Evidence
@@ -31,6 +33,7 @@ def test_the_papers_settings_are_one_number(correction, step):
         ({"lambda2": float("nan")}, "lambda2=nan"),
         ({"iterations": -1}, "iterations=-1"),
         ({"iterations": 1.5}, "iterations=1.5.*whole number"),
+        ({"iterations": True}, "iterations=True.*whole number"),
         ({"location": "move"}, "location='move'.*keep, match"),
         ({"method": "guess"}, "method='guess'.*auto, sort"),
     ],
@@ -46,10 +49,13 @@ def test_a_correction_that_makes_no_sense_is_refused(fields, message):
         ({"budget": -0.1}, r"Evidence\(budget=-0.1\): the share of clean images.*between 0 and 1; 0.005 is careful"),
         ({"strength": 1.5}, r"Evidence\(strength=1.5\): the share of clean variance.*between 0 and 1; 0.03 is careful"),
         ({"strength": None}, r"strength=None"),
-        ({"base": -1}, r"Evidence\(base=-1\): the image's share in a mix.*lies between 0 and 1; 0 asks for evidence"),
+        (
+            {"base": -1},
+            r"Evidence\(base=-1\): the image's share in a mix.*is a number between 0 and 1; 0 asks for evidence",
+        ),
         (
             {"least": 2},
-            r"Evidence\(least=2\): the gate value of an image that looks clean lies between 0 and 1; 0 leaves",
+            r"Evidence\(least=2\): the gate value of an image that looks clean is a number between 0 and 1; 0 leaves",
         ),
         ({"depth": 1.1}, r"Evidence\(depth=1.1\): the first share of the model's norms.*0.4 is careful"),
         ({"before_gate": -1}, r"before_gate=-1"),
@@ -67,6 +73,23 @@ def test_a_correction_that_makes_no_sense_is_refused(fields, message):
 def test_evidence_that_makes_no_sense_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Evidence(**fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ({"budget": np.float32(0.5), "base": np.float64(0.1)}, {"budget": 0.5, "base": 0.1}),
+        ({"depth": np.int64(1)}, {"depth": 1.0}),
+        ({"ramp": np.float32(10), "floor": np.float32(0.5)}, {"ramp": 10.0, "floor": 0.5}),
+        ({"counts": [1, 2, 3]}, {"counts": (1.0, 2.0, 3.0)}),
+        ({"counts": np.array([0.5, 1, 2], dtype=np.float32)}, {"counts": (0.5, 1.0, 2.0)}),
+    ],
+)
+def test_numbers_of_numpy_and_lists_make_the_rule_that_plain_numbers_make(given, plain):
+    rule = Evidence(**given)
+    assert rule == Evidence(**plain)
+    assert hash(rule) == hash(Evidence(**plain))
+    assert json.dumps(dataclasses.asdict(rule)) == json.dumps(dataclasses.asdict(Evidence(**plain)))
 
 
 @pytest.mark.parametrize("rule", [Correction(), Evidence()], ids=["Correction", "Evidence"])

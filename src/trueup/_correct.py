@@ -16,7 +16,7 @@ from trueup._placed import AtSite, GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
 from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Trace, check_select, trace
 from trueup.rules import Correction, Evidence, Rule
-from trueup.targets import Fingerprint, Targets, is_quantised
+from trueup.targets import Fingerprint, Sites, Targets, is_quantised
 
 CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
 """Used without a decision: a weak correction of the earliest norms, which depend least on an image's content."""
@@ -31,8 +31,12 @@ class Corrected(Instrumented):
 
     `rule` is the rule that is applied, `sites` are the sites that it corrects. It shares the model's weights, has the
     model's `state_dict`, and in training mode does what the model does, uncorrected. `report` is None, or the module
-    that computes the second of the two values that it returns.
+    that computes the second of the two values that it returns. If the model has an attribute of one of these names,
+    the name stands for that.
     """
+
+    rule: Rule
+    sites: Sites
 
     def __init__(
         self, traced: Trace, targets: Targets, rule: Rule, names: Collection[str], report: Reported = False
@@ -52,8 +56,8 @@ class Corrected(Instrumented):
             reading=reading,
             report=reading_of(targets, rule, report, traced.sites, names),
         )
-        self.rule = rule
-        self.sites = traced.sites.of(site for site in traced.sites if site.name in self.placed_at)
+        self._rule = rule
+        self._sites = traced.sites.of(site for site in traced.sites if site.name in self._placed_at)
         for part in (self._placed, self._readers, self._combine, self._report):
             if part is not None:
                 part.to(self.device)
@@ -65,10 +69,10 @@ class Corrected(Instrumented):
 
     def __repr__(self) -> str:
         of = {"norm": "norms", "activation": "activations"}
-        counts = [f"{n} {of[kind]}" for kind in of if (n := sum(site.kind == kind for site in self.sites))]
+        counts = [f"{n} {of[kind]}" for kind in of if (n := sum(site.kind == kind for site in self._sites))]
         what = ", ".join(counts) or "no sites: it does what the model does"
-        how = "" if self.sites.traced else ", untraced"
-        return f"Corrected({type(self._inner).__name__}, {self.rule}, {what}{how})"
+        how = "" if self._sites.traced else ", untraced"
+        return f"Corrected({type(self._inner).__name__}, {self._rule}, {what}{how})"
 
 
 def correct(
@@ -134,7 +138,7 @@ def build(
         norms = [site.name for site in traced.sites if site.kind == "norm"]
         names = [name for name in names if name in norms[: rule.corrected(len(norms))]]
     robust = Corrected(traced, targets, rule, names, report)
-    if not robust.sites:
+    if not robust._sites:
         before = " and, with least=0, all norms before the gate" if getattr(rule, "least", 1) == 0 else ""
         raise ValueError(
             f"nothing to correct: {rule} skips the last {1 - getattr(rule, 'depth', 1):.0%} of the norms{before}. "

@@ -22,8 +22,8 @@ class Shift:
         drifted = images[shift.image_rank > 0.99]
 
     Activations: `distance` is the 1-Wasserstein distance between the image's activations and the site's target,
-    location included. `activation_rank` is the share of clean images that lie closer: 0.5 is ordinary, 1 is farther
-    than any.
+    location included. `activation_rank` is the share of clean images, counting the image itself, that lie closer: 0.5
+    is ordinary, n / (n + 1) is farther than all n that were kept.
 
     Norms: `evidence` is the mean over channels and statistics of the squared distance from clean, in spreads; it is 1
     on clean images. `norm_rank` is its rank among clean images.
@@ -100,7 +100,9 @@ class Meter:
         check_sites(traced.model, wanted, selected, selected=select is not None)
         self._targets, self._selected = targets, {name for name in selected if name in wanted}
         self._probe = Probe(traced, lambda site: site.name in self._selected or site.name in targets.gate)
-        self._clean = {name: target.clean_evidence().sort().values for name, target in targets.norms.items()}
+        scores = {name: target.clean_distance() for name, target in targets.activations.items()}
+        scores |= {name: target.clean_evidence() for name, target in targets.norms.items()}
+        self._clean = {name: clean.sort().values for name, clean in scores.items()}
 
     def __call__(self, images: Any) -> Shift:
         targets, inputs = self._targets, Inputs.of_example(images)
@@ -118,7 +120,7 @@ class Meter:
             target = targets.activations[site.name]
             ordered = functional.as_rows(a).sort(dim=1).values
             distance = functional.wasserstein(ordered, target.order_statistics(ordered.shape[1]).to(ordered))
-            return distance.float().cpu(), target.rank(ordered)
+            return distance.float().cpu(), _rank(target.distance(ordered), self._clean[site.name])
 
         seen = self._probe(inputs, look)
         pairs = {name: pair for name, pair in seen.items() if isinstance(pair, tuple)}

@@ -96,7 +96,7 @@ class ImageReport(AtSite):
 def reading_of(
     targets: Targets, rule: Rule, report: Reported, sites: Sequence[Site], corrected: Collection[str]
 ) -> Reading | None:
-    """Make the reading for `report`: None, of the first norm, or of all norms of the model."""
+    """Return what `report=` reads: nothing, the first norm, or every norm."""
     if report is False:
         return None
     names = [site.name for site in sites]
@@ -106,7 +106,7 @@ def reading_of(
             f"correct: this rule corrects {early[0]!r} before the first norm, {norms[0]!r}, at which report= reads how "
             "unusual an image is: its p-values are not exact, and the false-alarm bound of trueup.Monitor does not "
             "hold; leave such sites out with select=",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def reader(site: Site) -> nn.Module:
@@ -124,8 +124,8 @@ def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> t
     if images < MIN_IMAGES:
         held = f"only {images} images" if known else "no norm of this model"
         raise ValueError(
-            f"report={report!r}: these targets hold {held}, so they cannot tell an unusual image; calibrate a model "
-            f"with norms on {MIN_IMAGES} images or more"
+            f"these targets hold {held}, so they cannot tell an unusual image, and nothing can report how unusual "
+            f"images are; calibrate a model with norms on {MIN_IMAGES} images or more"
         )
     return tuple(known if report == "all" else known[:1])
 

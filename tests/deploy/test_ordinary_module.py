@@ -177,22 +177,38 @@ def test_a_part_called_model_is_found_by_its_name(branch):
 class Names(nn.Module):
     """Its parts have the names of what is put into a corrected model."""
 
-    def __init__(self) -> None:
+    def __init__(self, conv: str, norm: str, scale: str, head: str) -> None:
         super().__init__()
-        self.combine, self.placed, self.readers = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
-        self.report = nn.Linear(4, 2)
+        torch.manual_seed(0)
+        self.names = (conv, norm, scale, head)
+        self.add_module(conv, nn.Conv2d(3, 4, 1))
+        self.add_module(norm, nn.BatchNorm2d(4))
+        self.register_buffer(scale, torch.tensor(2.0))
+        self.add_module(head, nn.Linear(4, 2))
 
     def forward(self, x):
-        return self.report(self.readers(self.placed(self.combine(x))).mean((2, 3)))
+        conv, norm, scale, head = (getattr(self, name) for name in self.names)
+        return head((norm(conv(x)).relu() * scale).mean((2, 3)))
 
 
 @every
-def test_parts_with_the_names_of_corrections_are_the_models(rule):
-    model, x = Names().eval(), images(2) + 1
+@pytest.mark.parametrize(
+    "names",
+    [("combine", "placed", "readers", "report"), ("rule", "placed_at", "sites", "model"), ("a", "sites", "rule", "b")],
+    ids=lambda names: " ".join(names),
+)
+def test_parts_with_the_names_of_corrections_are_the_models(names, rule):
+    model, x = Names(*names).eval(), images(2) + 1
     robust = trueup.correct(model, trueup.calibrate(model, [images(24)], decide=False), rule)
-    assert robust.report.weight is model.report.weight
+    assert getattr(robust, names[3]).weight is getattr(model, names[3]).weight
+    assert robust.get_submodule(names[0]).weight is model.get_submodule(names[0]).weight
+    assert robust.get_buffer(names[2]) is model.get_buffer(names[2])
     assert list(robust.state_dict()) == list(model.state_dict())
+    assert repr(rule) in repr(robust)
     assert not robust(x).equal(model(x))
     torch.testing.assert_close(torch.export.export(robust, (x,)).module()(x), robust(x))
-    twin = pickle.loads(pickle.dumps(robust))
-    assert twin(x).equal(robust(x))
+    for twin in (pickle.loads(pickle.dumps(robust)), copy.deepcopy(robust)):
+        assert twin(x).equal(robust(x))
+        twin.load_state_dict(model.state_dict())
+    emptied = torch.func.functional_call(robust, {names[2]: torch.tensor(0.0)}, (x,))
+    assert emptied.equal(getattr(model, names[3]).bias.expand(2, -1))

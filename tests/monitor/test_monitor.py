@@ -7,7 +7,11 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
+import sys
 import threading
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +19,9 @@ import torch
 
 import trueup
 from architectures import images, make
+from trueup._reported import ImageReport
 from trueup.monitor import P_EDGES, Snapshot
+from trueup.monitor import monitor as monitors
 
 RULES = {
     "nothing": trueup.Evidence(strength=0, base=0),
@@ -172,6 +178,27 @@ def test_threads_lose_nothing(calibrated):
     assert drift.images == 3600
 
 
+def test_no_image_is_lost_between_two_windows(calibrated, monkeypatch):
+    """Threads update while another resets, and every third update sends what has gathered."""
+    monkeypatch.setattr(monitors, "FOLD_BATCHES", 3)
+    monitor, windows, switch = monitor_of(calibrated), [], sys.getswitchinterval()
+
+    def work():
+        for _ in range(400):
+            monitor.update(report([0.5]))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            windows.append(monitor.reset())
+    finally:
+        sys.setswitchinterval(switch)
+    assert sum((window.images for window in windows), monitor.snapshot().images) == 1600
+
+
 def in_a_process(monitor, path):
     monitor.update(report([0.5] * 4))
     monitor.snapshot().save(path)
@@ -189,6 +216,85 @@ def test_a_copy_in_another_process_counts_only_what_it_sees(calibrated, tmp_path
     both = monitor.snapshot() + Snapshot.load(tmp_path / "a.json")
     assert both.images == 14
     assert len(both.streams) == 2
+
+
+@pytest.mark.parametrize(
+    "work",
+    [trueup.Monitor.reset, trueup.Monitor.snapshot, lambda monitor: monitor.save(os.devnull), pickle.dumps],
+    ids=["reset", "snapshot", "save", "pickle"],
+)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_fork_during_the_work_of_another_thread_can_be_used(calibrated, tmp_path, monkeypatch, work):
+    """The thread holds the monitor's lock at that moment, and does not exist in the fork."""
+    monitor, writing, forked = monitor_of(calibrated), threading.Event(), threading.Event()
+    monkeypatch.setattr(monitors, "write_atomically", lambda *_: writing.set() or forked.wait())
+    thread = threading.Thread(target=monitor.save, args=(tmp_path / "monitor.json",))
+    thread.start()
+    writing.wait()
+    monkeypatch.setattr(monitors, "write_atomically", lambda *_: None)
+    process = multiprocessing.get_context("fork").Process(target=work, args=(monitor,))
+    process.start()
+    process.join(20)
+    forked.set()
+    thread.join()
+    process.kill()
+    assert process.exitcode == 0
+
+
+def warned_in_a_process(monitor, path):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        monitor.update(report([0.5]))
+        monitor.update(report([0.5]))
+    path.write_text("\n".join(f"{warning.filename}: {warning.message}" for warning in said))
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_fork_says_that_it_writes_no_rows(calibrated, tmp_path):
+    monitor = monitor_of(calibrated, rows=tmp_path / "rows.csv")
+    process = multiprocessing.get_context("fork").Process(
+        target=warned_in_a_process, args=(monitor, tmp_path / "said.txt")
+    )
+    process.start()
+    process.join()
+    (said,) = (tmp_path / "said.txt").read_text().splitlines()
+    assert said.startswith(f"{__file__}: ")
+    assert re.search("writes no rows to .*rows.csv.*give each process a file of its own", said)
+    monitor.update(report([0.5, 0.5]))
+    monitor.close()
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 3
+
+
+def test_a_copy_says_that_it_writes_no_rows(calibrated, tmp_path):
+    with monitor_of(calibrated, rows=tmp_path / "rows.csv") as monitor:
+        for copied in (copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))):
+            with pytest.warns(UserWarning, match="writes no rows to .*rows.csv"):
+                again = copied(monitor)
+            again.update(report([0.5]))
+        assert again.snapshot().images == 1
+    assert (tmp_path / "rows.csv").read_text().count("\n") == 1
+
+
+def test_the_farthest_images_count_as_unusual_however_few_were_held_out(calibrated):
+    """Their p-value is 1 / (n + 1) up to float32's rounding, which lies above for some n. Small files hold n = 42."""
+    _, targets = calibrated
+    (name,) = list(targets.norms)[:1]
+    for held in range(4, 99):
+        few = replace(
+            targets, norms={name: replace(targets.norms[name], sample=targets.norms[name].sample[: 2 * held])}
+        )
+        reporting = ImageReport(few, (name,), RULES["nothing"])
+        assert reporting.clean_images == held
+        monitor = trueup.Monitor(few, unusual=1 / (held + 1))
+        monitor.update(reporting(torch.full((3, 5, len(few.norms[name].total.T)), 1e3)))
+        assert monitor.snapshot().unusual_images == 3, held
+
+
+def test_p_values_that_equal_an_edge_of_the_histogram_do_not_exceed_it(calibrated):
+    monitor = monitor_of(calibrated)
+    monitor.update(report(list(P_EDGES)))
+    assert monitor.snapshot().histogram == (1,) * len(P_EDGES)
 
 
 def test_a_pickled_monitor_in_the_same_process_goes_on(calibrated):

@@ -183,6 +183,34 @@ def test_images_that_are_not_finite_are_shown_first(calibrated):
     assert "p = 0 (not finite)" in Text(page_of(found)).text
 
 
+def test_too_few_calibration_images_are_an_error_that_says_what_to_do(calibrated):
+    model, _ = calibrated
+    few = trueup.calibrate(model, [images(5)], decide=False)
+    with pytest.raises(ValueError, match="^these targets hold only 5 images.*calibrate a model .* on 8 images or more"):
+        find(model, few, images(6), rule=RULE)
+
+
+class Counting(nn.Module):
+    """Counts its images in a buffer, in evaluation mode too, and shows the count in its scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make("mobilenet")
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.inner(x) * 0 + self.seen * torch.arange(10)
+
+
+def test_buffers_that_the_forward_pass_changes_are_left_as_they_are():
+    model = Counting().eval()
+    targets = trueup.calibrate(model, [images(40)], decide=False)
+    for rule in (RULE, trueup.Correction()):
+        find(model, targets, images(6), rule=rule)
+    assert model.seen == 0
+
+
 def test_no_images_are_an_error(calibrated):
     with pytest.raises(ValueError, match="there are no images"):
         find(*calibrated, [], rule=RULE)
@@ -236,6 +264,10 @@ def test_the_command_writes_a_report(calibrated, tmp_path, monkeypatch):
         "    return (torch.tensor(numpy.asarray(image)).permute(2, 0, 1).float() - 128) / 127\n"
         "def load():\n    return make('mobilenet'), preprocess\n"
         "def bare():\n    return make('mobilenet')\n"
+        "def broken():\n    return None.weights\n"
+        "def absent():\n    return open('weights.pt')\n"
+        "def uneven():\n"
+        "    return make('mobilenet'), lambda image: preprocess(image)[:, : 16 if '3' in image.filename else 32]\n"
     )
     monkeypatch.setattr(loading, "LOADERS", [])  # the laboratory adds its own
     monkeypatch.chdir(tmp_path)
@@ -261,8 +293,18 @@ def test_the_command_writes_a_report(calibrated, tmp_path, monkeypatch):
         (("given_models:load", "t.trueup", "nowhere"), "nowhere does not exist; give a folder of images"),
         (("math:gamma.__class__", "t.trueup", "now"), "has no attribute"),
         (("os:getcwd", "t.trueup", "now"), "returned a str, not a model"),
+        (
+            ("given_models:broken", "t.trueup", "now"),
+            "given_models:broken failed with AttributeError: 'NoneType' object",
+        ),
+        (("given_models:absent", "t.trueup", "now"), "weights.pt: No such file or directory; check the path"),
+        (
+            ("given_models:uneven", "t.trueup", "now"),
+            "preprocess turned now/3.png into a tensor of shape (3, 16, 32), and now/0.png into (3, 32, 32); resize",
+        ),
         (("resnet", "t.trueup", "now"), "expected package.module:function"),
     ]:
         done = run(*arguments)
         assert done.exit_code == 2
         assert message in " ".join(done.output.split()), done.output
+    assert isinstance(run("given_models:broken", "t.trueup", "now", "--debug").exception.__cause__, AttributeError)

@@ -6,12 +6,14 @@ else is a fault of ours: one line that says so, and exit status 1. `--debug`, or
 
 from __future__ import annotations
 
+import dis
 import errno
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import typer
@@ -105,7 +107,7 @@ def _sentence(error: Exception) -> str | None:
         where = f"{named[-1]}: " if named else ""
         way = _WAYS.get(error.errno)
         return f"{where}{error.strerror}" + (f"; {way}" if way else "")
-    if isinstance(error, ValueError | OSError | ImportError | MemoryError):
+    if isinstance(error, ValueError | OSError | ImportError | MemoryError) or _is_refusal(error):
         text = str(error)
         return " ".join(text.split()) if text else f"out of memory ({type(error).__name__})"
     if type(error).__name__ == "OutOfMemoryError":
@@ -113,10 +115,27 @@ def _sentence(error: Exception) -> str | None:
     return None
 
 
-def _place(error: Exception) -> str:
+def _is_refusal(error: Exception) -> bool:
+    """Whether this code refused something: TraceError, or a TypeError from a `raise`, not from a failed operation."""
+    if type(error).__name__ == "TraceError":
+        return True
+    last = _last(error)
+    if not isinstance(error, TypeError) or last is None:
+        return False
+    ours = str(last.tb_frame.f_globals.get("__name__")).startswith("trueup")
+    return ours and last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def _last(error: Exception) -> TracebackType | None:
+    """Innermost entry of an error's traceback: where it was raised."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
+    return last
+
+
+def _place(error: Exception) -> str:
+    last = _last(error)
     return "" if last is None else f", {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}"
 
 

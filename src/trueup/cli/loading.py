@@ -43,12 +43,18 @@ def load_model(name: str) -> NamedModel:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(importlib.import_module(module), function)()
+        make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         root = module.partition(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == root
         way = f"; run the command in the folder of {root}.py, or install {root}" if absent else ""
         raise ValueError(f"{name}: {error}{way}") from error
+    try:
+        made = make()
+    except OSError:  # says which file
+        raise
+    except Exception as error:
+        raise ValueError(f"{name} failed with {type(error).__name__}: {error}; --debug shows where") from error
     model, preprocess = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} returned a {type(model).__name__}, not a model or (model, preprocess)")

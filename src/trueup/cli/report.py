@@ -27,29 +27,25 @@ def report(
     title: Annotated[str | None, typer.Option(help="Heading of the report.")] = None,
 ) -> None:
     """Write one HTML file on how images differ from clean ones, and what the correction does with them."""
-    from trueup import Targets, TraceError
+    from trueup import Targets
     from trueup.cli.loading import load_model
     from trueup.report import write_report
     from trueup.report.images import read_images
 
-    try:
-        loaded = load_model(model)
-        sets = [images] if against is None else [images, against]
-        first, *others = (read_images(path, loaded.preprocess, batch=batch, limit=limit) for path in sets)
-        names = [path.name or str(path) for path in sets]
-        found = write_report(
-            out,
-            loaded.model.to(device),
-            Targets.load(targets),
-            first,
-            against=others[0] if others else None,
-            names=(names[0], names[1] if others else ""),
-            classes=None if classes is None else classes.read_text(encoding="utf-8").splitlines(),
-            title=title,
-        )
-    except (ValueError, TypeError, OSError, ImportError, TraceError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+    loaded = load_model(model)
+    sets = [images] if against is None else [images, against]
+    first, *others = (read_images(path, loaded.preprocess, batch=batch, limit=limit) for path in sets)
+    names = [path.name or str(path) for path in sets]
+    found = write_report(
+        out,
+        loaded.model.to(device),
+        Targets.load(targets),
+        first,
+        against=others[0] if others else None,
+        names=(names[0], names[1] if others else ""),
+        classes=None if classes is None else classes.read_text(encoding="utf-8").splitlines(),
+        title=title,
+    )
     for some in found.sets:
         verdict = "" if some.snapshot is None else f": {some.snapshot.unusual.value:.1%} unusual"
         typer.echo(f"{some.name}: {some.images} images{verdict}")

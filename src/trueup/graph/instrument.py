@@ -75,6 +75,7 @@ class Instrumented(LikeItsModel):
     """
 
     is_instrumented = True
+    placed_at: list[str]
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Instrumented(LikeItsModel):
             put = reading.place_before if reading is not None and site.name in before else place
             if (module := put(site)) is not None:
                 modules[site.name] = module
-        self.placed_at = list(modules)
+        self._placed_at = list(modules)
         self._placed = nn.ModuleList(modules.values())
         self.register_state_dict_post_hook(strip_prefix)  # type: ignore[no-untyped-call]
         self.eval()
@@ -166,7 +167,7 @@ class Instrumented(LikeItsModel):
     @property
     def _used(self) -> list[str]:
         """Names of the sites where something is placed or read."""
-        return [*self.placed_at, *self._all_read]
+        return [*self._placed_at, *self._all_read]
 
     def _untraced(self) -> Callable[..., Any]:
         """Watched forward pass on a clone: hooks on the model itself would prevent fusing in the traced pass."""
@@ -196,7 +197,7 @@ class Instrumented(LikeItsModel):
         if self._reported_sites:
             call_before_output(graph, "_report", *(read[name] for name in self._reported_sites), *value)
         before = self._before_last_read
-        chosen = [place for place in places if place.site.name in self.placed_at]
+        chosen = [place for place in places if place.site.name in self._placed_at]
         kept = [place.node for place in chosen]
         for number, place in enumerate(chosen):
             site, node, aliased, _ = place

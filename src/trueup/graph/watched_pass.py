@@ -17,7 +17,7 @@ class Instrument(Protocol):
 
     _inner: nn.Module
     _placed: nn.ModuleList
-    placed_at: list[str]
+    _placed_at: list[str]
     _readers: nn.ModuleList
     _combine: nn.Module | None
     _report: nn.Module | None
@@ -38,7 +38,7 @@ def watched_pass(instrument: Instrument, watch: Watch, model: nn.Module | None =
     The first argument of the result is the instrument or a replica of it. `model` is the watched model, if that is not
     the instrument's own.
     """
-    numbers = {name: number for number, name in enumerate(instrument.placed_at)}
+    numbers = {name: number for number, name in enumerate(instrument._placed_at)}
     reads = {name: number for number, name in enumerate(instrument._all_read)}
     gate, reported = list(instrument._read_sites), list(instrument._reported_sites)
     folded = {site.name for site in instrument._known if site.folded and (site.name in numbers or site.name in reads)}

@@ -9,17 +9,20 @@ from typing import Any, TypeVar
 from torch import Tensor, fx, nn
 
 _OWN = "_inner."  # not "model": many models have a part of that name
-# Public names of the wrapper's own submodules. A model's attribute of the same name comes first.
-_PARTS = {"model": "_inner", "placed": "_placed", "readers": "_readers", "combine": "_combine", "report": "_report"}
+# Public names of the wrapper's own submodules and values. A model's attribute of the same name comes first.
+_PARTS = {
+    "model": "_inner",
+    **{name: f"_{name}" for name in ("placed", "placed_at", "readers", "combine", "report", "rule", "sites")},
+}
 
 
 class LikeItsModel(nn.Module):
     """A module around `self._inner`, the model, that tools cannot tell from it.
 
     Parameters, buffers and submodules have the model's names, as in its `state_dict`. Public attributes that this
-    module lacks are looked up in the model. `model` is the model itself, and `placed`, `readers`, `combine` and
-    `report` are what was placed in it, unless the model has an attribute of that name. `_give_forward` sets `forward`
-    on a class made for this object alone, as torch.fx does: tools look it up on the class.
+    module lacks are looked up in the model. `model` is the model itself, and the other names of `_PARTS` say what was
+    placed in it, unless the model has an attribute of that name. `_give_forward` sets `forward` on a class made for
+    this object alone, as torch.fx does: tools look it up on the class.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -81,8 +81,8 @@ class DriftTest:
         self.log_largest = 0.0  # the largest that it has been
         self.alarm: Alarm | None = None
         self._bets: Floats = np.full(len(BETS), -np.inf)  # logarithm of the capital in each kind of bet
-        self._best: Floats = np.full(len(BETS), -np.inf)  # logarithm of that of the most successful starting time ...
-        self._start: Floats = np.zeros(len(BETS))  # ... and that starting time
+        self._best: Floats = np.full(len(BETS), -np.inf)  # the same of the starting time that has won most
+        self._start: Floats = np.zeros(len(BETS))  # starting time that has won most
 
     def step(self, gaps: Counts, times: Floats) -> None:
         """Bet on images that fell into these gaps at these times, in their order."""

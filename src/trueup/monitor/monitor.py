@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -30,6 +31,7 @@ FORMAT, VERSION = "trueup monitor", 1
 # Images, or batches, that wait on the device. They are copied to the host together, which is cheaper.
 FOLD = 2048
 FOLD_BATCHES = 512
+ROUNDING = 2e-6  # share of itself by which a p-value, computed in float32, may exceed the level that it equals
 
 
 class Monitor:
@@ -51,7 +53,8 @@ class Monitor:
         and however often one looks. It holds if the images that calibration held out and those that are seen are
         exchangeable, as independent images of one kind are; frames of one film are not. docs/monitoring.md says more.
     report: what was given to `correct`, if `source` is targets: True or "all".
-    rows: path of a .csv or .parquet file that gets one row per image; call `close` at the end.
+    rows: path of a .csv or .parquet file that gets one row per image; call `close` at the end. A copy, by fork or
+        pickle, writes no rows and warns: in each worker, make a monitor with a file of its own.
     clock: a function that returns the time in seconds since 1970.
 
     Threads may share a monitor. Each process needs its own: a copy in another process, by fork or pickle, begins empty,
@@ -79,13 +82,26 @@ class Monitor:
                 f"{1 / (self.clean_images + 1):.3g}, so no image could count as unusual; calibrate on more images, or "
                 "raise unusual="
             )
+        self._locks = {}
         self._clock = clock
-        self._rows: RowWriter | None = None if rows is None else open_rows(rows, self.norms)
+        self._open_rows(rows)
         self._begin(DriftTest(self.clean_images, false_alarm=false_alarm))
+
+    # One lock per process. A thread of the parent may have held the parent's at the moment of a fork, and nobody would
+    # ever release the fork's copy of that.
+    _locks: dict[int, threading.RLock]
+
+    @property
+    def _lock(self) -> threading.RLock:
+        return self._locks.setdefault(os.getpid(), threading.RLock())
+
+    def _open_rows(self, path: str | PathLike[str] | None) -> None:
+        self._rows_path = None if path is None else os.fspath(path)
+        self._rows: RowWriter | None = None if path is None else open_rows(path, self.norms)
 
     def _begin(self, test: DriftTest) -> None:
         """Start an empty window and a new stream for this process."""
-        self._lock, self._process, self._stream = threading.RLock(), os.getpid(), uuid.uuid4().hex
+        self._process, self._stream = os.getpid(), uuid.uuid4().hex
         self._test = test
         self._window = Snapshot(self.norms, self.unusual)
         self._pending: list[_Batch] = []
@@ -100,8 +116,8 @@ class Monitor:
         batch = _Batch(self._clock(), _columns(report, len(self.norms)), None if changed is None else _flags(changed))
         if batch.changed is not None and len(batch.changed) != len(batch.values):
             raise ValueError(f"update: got {len(batch.values)} images, but changed= has {len(batch.changed)} entries")
-        self._check_process()
         with self._lock:
+            self._check_process()
             self._pending.append(batch)
             self._waiting += len(batch.values)
             if self._waiting >= FOLD or len(self._pending) >= FOLD_BATCHES:
@@ -109,14 +125,15 @@ class Monitor:
 
     def snapshot(self) -> Snapshot:
         """Counts and sums since the last `reset`, and the state of the drift test since it began."""
-        self._check_process()
         with self._lock:
+            self._check_process()
             self._fold()
             return self._window
 
     def reset(self, *, test: bool = False) -> Snapshot:
         """Begin a new window, and return the one that ends. The drift test goes on, unless `test` starts it anew."""
         with self._lock:
+            self._check_process()
             ended = self.snapshot()
             stream, old = self._stream, self._test
             self._begin(DriftTest(self.clean_images, false_alarm=old.false_alarm) if test else old)
@@ -128,6 +145,7 @@ class Monitor:
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything to a JSON file, so that `load` can go on in this or another process."""
         with self._lock:
+            self._check_process()
             state = {"window": self.snapshot().to_json(), "stream": self._stream, "test": self._test.state()}
             write_atomically(Path(path), seal(FORMAT, VERSION, state).encode())
 
@@ -148,7 +166,8 @@ class Monitor:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a monitor that Monitor.save wrote: {error}") from error
         monitor.norms, monitor.clean_images, monitor.unusual = window.norms, test.clean, window.unusual_at
-        monitor._clock, monitor._rows = clock, None if rows is None else open_rows(rows, window.norms)
+        monitor._locks, monitor._clock = {}, clock
+        monitor._open_rows(rows)
         monitor._begin(test)
         monitor._stream, monitor._window = stream, window
         return monitor
@@ -158,7 +177,7 @@ class Monitor:
         self.snapshot()
         if self._rows is not None:
             self._rows.close()
-            self._rows = None
+            self._rows = self._rows_path = None
 
     def __enter__(self) -> Monitor:
         return self
@@ -171,17 +190,29 @@ class Monitor:
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
+            self._check_process()
             self._fold()
-            return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_rows")}
+            return {key: value for key, value in self.__dict__.items() if key not in ("_locks", "_rows")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock(), _rows=None)
+        self.__dict__.update(state, _locks={})
+        self._stop_rows()
 
     def _check_process(self) -> None:
         """Begin anew in a process that got a copy: what the copy has seen belongs to the process that saw it."""
         if os.getpid() != self._process:
-            self._rows = None
             self._begin(DriftTest(self.clean_images, false_alarm=self._test.false_alarm))
+            self._stop_rows()
+
+    def _stop_rows(self) -> None:
+        """Write no more rows, because this is a copy: two writers would garble the file."""
+        path, self._rows, self._rows_path = self._rows_path, None, None
+        if path is not None:
+            warnings.warn(
+                f"Monitor: this copy writes no rows to {path}, which belongs to the monitor that it was copied from; "
+                "give each process a file of its own: trueup.Monitor(robust, rows=...) in that process",
+                stacklevel=4,
+            )
 
     def _fold(self) -> None:
         """Count all images that are waiting."""
@@ -204,7 +235,8 @@ class Monitor:
         self._test.step(gaps_of(p, self.clean_images), times)
         known = np.isfinite(evidence)
         counted = np.where(known, np.minimum(evidence, LARGEST_EVIDENCE), 0.0)
-        places = np.minimum(np.searchsorted(P_EDGES, p.astype(np.float32).round(7)), len(P_EDGES) - 1)
+        at = p * (1 - ROUNDING)  # to compare with levels
+        places = np.minimum(np.searchsorted(P_EDGES, at), len(P_EDGES) - 1)
         drift = Drift(
             self._test.images,
             self._test.log_e,
@@ -217,7 +249,7 @@ class Monitor:
             unusual_at=self.unusual,
             images=len(p),
             not_finite=int((p == 0).sum()),
-            unusual_images=int((p <= self.unusual).sum()),
+            unusual_images=int((at <= self.unusual).sum()),
             histogram=tuple(np.bincount(places, minlength=len(P_EDGES)).tolist()),
             p_sum=float(p.sum()),
             gate_sum=float(gate.sum()),

@@ -28,7 +28,7 @@ class Drift:
 
     images: int  # seen since the test began
     log_e: float  # natural logarithm of the e-value now
-    log_largest: float  # ... of the largest e-value so far
+    log_largest: float  # natural logarithm of the largest e-value so far
     false_alarm: float
     alarm: Alarm | None
 

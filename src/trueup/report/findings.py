@@ -34,8 +34,8 @@ class Shown(NamedTuple):
     p: float  # NaN if the targets cannot tell
     png: bytes
     evidence: dict[str, float]  # of the norms at which it deviates most, largest first
-    before: int | None  # the model's answer ...
-    after: int | None  # ... and the corrected one's
+    before: int | None  # the model's answer
+    after: int | None  # the corrected model's answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +98,17 @@ def find(
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Findings:
     """Look at one or two sets of images. The arguments are those of `write_report`."""
-    robust = correct(model, targets, rule, activations=activations, leaves=leaves)
+
+    def own() -> nn.Module:
+        """A forward pass may change buffers: each network has its own, and the model's stay as they are."""
+        return clone(model, own_buffers=True).eval()
+
+    robust = correct(own(), targets, rule, activations=activations, leaves=leaves)
     reporting = None
     if targets.norms:
-        reporting = correct(model, targets, robust.rule, activations=activations, leaves=leaves, report=True)
+        reporting = correct(own(), targets, robust._rule, activations=activations, leaves=leaves, report=True)
     meter = Meter(model, targets, activations=activations, leaves=leaves)
-    networks = _Networks(clone(model).eval(), robust, reporting, meter)
+    networks = _Networks(own(), robust, reporting, meter)
     device = device_of(model)
     given = [images] if against is None else [images, against]
     sets, first = [], None
@@ -116,8 +121,8 @@ def find(
     return Findings(
         type(model).__name__,
         targets,
-        robust.rule,
-        len(robust.sites),
+        robust._rule,
+        len(robust._sites),
         {name: target.clean_evidence().sort().values for name, target in targets.norms.items()},
         sets,
         _cost(networks, first),

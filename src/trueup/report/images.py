@@ -47,8 +47,14 @@ def _batches(files: list[Path], preprocess: Preprocess, batch: int) -> Iterator[
     except ImportError as error:
         raise ImportError("reading image files needs Pillow: pip install 'trueup[report]'") from error
     for k in range(0, len(files), batch):
-        tensors = []
+        tensors = list[Tensor]()
         for file in files[k : k + batch]:
             with Image.open(file) as image:
                 tensors.append(preprocess(image))
+            if tensors[-1].shape != tensors[0].shape:
+                raise ValueError(
+                    f"preprocess turned {file} into a tensor of shape {tuple(tensors[-1].shape)}, and {files[k]} into "
+                    f"{tuple(tensors[0].shape)}; resize and crop all images to one size there, or give --batch 1 if "
+                    "the model takes any size"
+                )
         yield torch.stack(tensors)

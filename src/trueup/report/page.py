@@ -152,8 +152,8 @@ def _plots(found: Findings) -> str:
         ]
         figures.append(
             depth_plot(bands, sites, caption="Rank at each activation", x="activation, from first to last", top=1.0)
-            + "<figcaption>Rank of the images' distance from clean at each activation: 0.5 is ordinary, 1 is farther "
-            f"than any clean image.{keys}</figcaption>"
+            + "<figcaption>Rank of the images' distance from clean at each activation: 0.5 is ordinary, close to "
+            f"1 is farther than any clean image.{keys}</figcaption>"
         )
     plots = "".join(f"<figure>{figure}</figure>" for figure in figures)
     return f'<div class="plots">{plots}</div>{_site_table(found)}'

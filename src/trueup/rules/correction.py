@@ -47,7 +47,7 @@ class Correction:
             value = getattr(self, name)
             if not 0 <= value <= 1:  # also refuses NaN
                 raise ValueError(f"Correction({name}={value!r}): expected a step size between 0 and 1")
-        if not isinstance(self.iterations, int) or self.iterations < 0:
+        if isinstance(self.iterations, bool) or not isinstance(self.iterations, int) or self.iterations < 0:
             raise ValueError(f"Correction(iterations={self.iterations!r}): expected a whole number, 0 or more")
         for name, known in (("location", get_args(Location)), ("method", get_args(Method))):
             if getattr(self, name) not in known:

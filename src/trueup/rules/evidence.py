@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Real
 
 # What calibration records for this rule. The rule itself is chosen later, so these cannot be its fields.
 BAND_SIDE = 8  # maps whose smaller side is at least this are split into bands; below it, most of a map is border
@@ -83,8 +84,9 @@ class Evidence:
     def __post_init__(self) -> None:
         for name, (meaning, advice) in _SHARES.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ValueError(f"Evidence({name}={value!r}): {meaning} lies between 0 and 1; {advice}")
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+                raise ValueError(f"Evidence({name}={value!r}): {meaning} is a number between 0 and 1; {advice}")
+            object.__setattr__(self, name, float(value))  # numpy's numbers are accepted
         for name in ("bands", "nuisance", "tuned"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Evidence({name}={getattr(self, name)!r}): expected True or False")
@@ -94,10 +96,13 @@ class Evidence:
             )
         if len(self.counts) != 3 or not all(0 < count < math.inf for count in self.counts):
             raise ValueError(f"Evidence(counts={self.counts!r}): expected three positive weights")
+        object.__setattr__(self, "counts", tuple(float(count) for count in self.counts))
         if not (1 < self.ramp < math.inf and 0 < self.floor <= 1):
             raise ValueError(
                 f"Evidence(ramp={self.ramp!r}, floor={self.floor!r}): expected ramp > 1 and 0 < floor <= 1"
             )
+        for name in ("ramp", "floor"):
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def __repr__(self) -> str:
         shown = [f for f in fields(self) if f.name in _ALWAYS_SHOWN or getattr(self, f.name) != f.default]

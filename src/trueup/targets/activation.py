@@ -74,16 +74,18 @@ class ActivationTarget:
         """The target for rows of `n` activations `(n,)`, float64."""
         return functional.order_statistics(self.target, n, levels=self.levels)
 
-    def rank(self, ordered: Tensor) -> Tensor:
-        """Share of clean images that lie closer to the target than each row of sorted activations `(batch,)`."""
+    def distance(self, ordered: Tensor) -> Tensor:
+        """Distance of each row of sorted activations from the target, by their sketches `(batch,)` float32."""
+        return self._distance(sketch(ordered).float().cpu())
+
+    def clean_distance(self) -> Tensor:
+        """The same of each sampled image `(sampled images,)`."""
+        return self._distance(self.sample)
+
+    def _distance(self, sketches: Tensor) -> Tensor:
         levels = functional.levels(SKETCH, device=self.target.device)
         target = functional.quantile(self.target, levels, levels=self.levels).float()
-
-        def distance(sketches: Tensor) -> Tensor:
-            return torch.trapezoid((sketches - target).abs(), levels.float(), dim=1)
-
-        clean = distance(self.sample).sort().values
-        return torch.searchsorted(clean, distance(sketch(ordered).float().cpu())) / len(clean)
+        return torch.trapezoid((sketches - target).abs(), levels.float(), dim=1)
 
 
 def sketch(ordered: Tensor) -> Tensor:

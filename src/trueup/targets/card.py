@@ -54,7 +54,7 @@ def _facts(targets: Targets, file: str) -> list[tuple[str, str]]:
         *facts,
         ("setting", f"`{best.rule}`"),
         ("tried on", f"{images} of the images and perturbed copies of them"),
-        ("clean answers kept", f"{1 - best.changed / images:.1%}"),
+        ("clean answers kept", f"at least {1 - best.share_changed:.1%}"),
         *(
             (f"answers kept under {level} perturbation", f"{a / images:.1%} without trueup, {b / images:.1%} with it")
             for level, a, b in zip(levels, before.kept, best.kept, strict=True)

@@ -131,7 +131,7 @@ class NormTarget:
         return replace(self, settled=self.reference(rule)[:3], settled_for=rule)
 
     def fault_of_settled(self) -> str | None:
-        """What `settle` cannot have made in the settled statistics; None if nothing is wrong.
+        """Describe what is wrong with the settled statistics; None if they are valid.
 
         Only a statistic that is the same in all images has an infinite spread, and only a rule without strength an
         infinite κ.

@@ -15,6 +15,7 @@ import pytest
 
 import trueup
 from trueup.cli import prepare_process
+from trueup.monitor.binomial import share_of
 from trueup_lab.data import digits
 from trueup_lab.data.sets import SETS, ImageSet
 from trueup_lab.evaluation import read_rows
@@ -166,6 +167,28 @@ def test_a_fault_of_ours_is_called_so_and_debug_shows_where(call, tmp_path, monk
         assert isinstance(debugging().exception, ZeroDivisionError)
     monkeypatch.setenv("TRUEUP_DEBUG", "1")
     assert isinstance(call("demo", "--out", tmp_path).exception, ZeroDivisionError)
+
+
+def refuse_to_trace(*_, **__):
+    raise trueup.TraceError("Router cannot be traced")
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "message"),
+    [
+        (refuse_to_trace, 2, "error: Router cannot be traced"),
+        (lambda *_, **__: trueup.calibrate("resnet", []), 2, "error: the model is a str: expected a torch.nn.Module"),
+        # An operation inside the library that fails, rather than a refusal of it.
+        (lambda *_, **__: share_of("1", 2), 1, "error: this should not happen (TypeError"),
+    ],
+    ids=["TraceError", "refusal", "operation"],
+)
+def test_what_the_library_refuses_is_no_fault_of_ours(call, tmp_path, monkeypatch, work, status, message):
+    monkeypatch.setattr("trueup_lab.demo.run", work)
+    result = call("demo", "--out", tmp_path)
+    assert result.exit_code == status
+    assert words(result).startswith(message), result.output
+    assert not isinstance(call("demo", "--out", tmp_path, "--debug").exception, SystemExit)
 
 
 def test_the_table_is_that_of_this_command(call, tmp_path):
