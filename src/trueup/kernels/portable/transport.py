@@ -55,10 +55,11 @@ def transport(a: Tensor, target: Target, step: float, *, location: Location, spa
 def _transport(rows: Tensor, target: Tensor) -> Tensor:
     """As `functional.transport`: each run of equal values gets the mean of the target over its ranks."""
     ordered, order = rows.detach().sort(dim=1)
-    begins = torch.cat([torch.ones_like(ordered[:, :1]), (ordered[:, 1:] != ordered[:, :-1]).to(rows.dtype)], dim=1)
-    run = begins.cumsum(dim=1).long() - 1  # exact: fewer values than float32 has whole numbers
+    # Integers, because a row may have more values than float32 has whole numbers.
+    begins = torch.cat([torch.ones_like(order[:, :1]), (ordered[:, 1:] != ordered[:, :-1]).long()], dim=1)
+    run = begins.cumsum(dim=1) - 1
     total = torch.zeros_like(ordered).scatter_add(1, run, target.expand_as(ordered))
-    count = torch.zeros_like(ordered).scatter_add(1, run, torch.ones_like(ordered))
+    count = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run))
     shared = (total / count.clamp(min=1)).gather(1, run)
     return torch.zeros_like(ordered).scatter(1, order, shared)
 
