@@ -92,7 +92,7 @@ class Transport(AtSite):
     ) -> Tensor:
         a, found = _resolved(a, norm)
         assert not isinstance(found, LayerNorm)  # `fuses` does not name it
-        return kernels.transport(
+        return kernels.correct(
             a,
             self.curve,
             self.rule.step,

@@ -70,7 +70,7 @@ REQUESTS = {
         lambda: evidence.realign(LAYER_NORM(TOKENS).movedim(-1, 1), USUAL_TOKENS).movedim(1, -1),
     ),
     "histogram after a norm": (
-        lambda: kernels.transport(LAST, curve_of(TARGET), **RULE, norm=NORM, relu=True),
+        lambda: kernels.correct(LAST, curve_of(TARGET), **RULE, norm=NORM, relu=True),
         lambda: functional.correct(NORM(MAPS).relu(), TARGET, **RULE),
     ),
 }

@@ -116,7 +116,7 @@ def test_the_papers_rule_agrees_with_the_specification(levels, location, sparse)
     x[0, 0, :3] = 0.25  # a run of equal values
     x[1, 0, 0, 0] = torch.nan
     ordinary = portable.target_of(curve_of(target, levels), levels)
-    found = portable.transport(x, ordinary, rule.step, location=location, sparse=sparse)
+    found = portable.correct(x, ordinary, rule.step, location=location, sparse=sparse)
     wanted = functional.correct(x.double(), target.double(), rule.step, location=location, sparse=sparse, levels=levels)
     torch.testing.assert_close(found, wanted.float(), rtol=1e-4, atol=1e-4, equal_nan=True)
 

@@ -30,10 +30,10 @@ from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
 from trueup.kernels import operators, plain, portable
 from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.eager import is_plain_eager
+from trueup.kernels.eager import is_jit_tracing, is_plain_eager
 from trueup.kernels.forward_mode import has_tangent
 from trueup.kernels.layer_norm import LayerNorm
-from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
+from trueup.kernels.layout import has_channels_last, in_memory_order, norm_keeps_layout, rows_in_any_order, same_layout
 
 Order = Literal["value first", "residual first", "in place"]
 Result = TypeVar("Result")
@@ -113,7 +113,7 @@ def realign(
     return out
 
 
-def transport(
+def correct(
     a: Tensor,
     curve: Tensor,
     step: float,
@@ -141,7 +141,7 @@ def transport(
         a = a if norm is None else norm(a)
         a = a if residual is None else add(a, residual, order)
         a = a.relu() if relu else a
-        return portable.transport(a, constants(), step, location=location, sparse=sparse)
+        return portable.correct(a, constants(), step, location=location, sparse=sparse)
     if relu and norm is not None and step > 0 and not exact and _transport_fuses_norm(a):
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
@@ -225,7 +225,7 @@ def in_ordinary_operators(a: Tensor) -> bool:
 
 def leaves_this_process() -> bool:
     """Return whether a graph is being exported or traced, which may run where trueup is not installed."""
-    return torch.compiler.is_exporting() or portable.is_jit_tracing()
+    return torch.compiler.is_exporting() or is_jit_tracing()
 
 
 def load_backend(device: torch.device | None) -> None:
@@ -356,9 +356,11 @@ def _compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
     if x.numel() == 0:
         return x.clone()
     rule = {"keep": keep, "sparse": sparse, "relu": True}
-    beside = None if residual is None else as_rows(residual)
+    beside = None if residual is None else rows_in_any_order(residual)
     with _current_device(x):
-        out: Tensor = _fastest("transport_rows", "cuda")(as_rows(x), curve, step, **rule, norm=norm, residual=beside)
+        out: Tensor = _fastest("transport_rows", "cuda")(
+            rows_in_any_order(x), curve, step, **rule, norm=norm, residual=beside
+        )
     return out.as_strided(x.shape, x.stride())
 
 

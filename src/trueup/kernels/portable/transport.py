@@ -10,12 +10,14 @@ from torch import Tensor
 
 from trueup.functional.paper import Location
 from trueup.functional.paper import levels as _dense_ends
+from trueup.functional.ranges import within_range
+from trueup.kernels.eager import is_jit_tracing
 
 Levels = Literal["even", "dense ends"]
 
 
 class Target(NamedTuple):
-    """Constants of a target, in the form that `transport` reads."""
+    """Constants of a target, in the form that `correct` reads."""
 
     values: Tensor  # (m,) float32
     spacing: Levels
@@ -31,7 +33,7 @@ def target_of(curve: Tensor, levels: Tensor | None) -> Target | None:
     return Target(curve[1].float(), "even" if levels is None else "dense ends", curve.shape[1])
 
 
-def transport(a: Tensor, target: Target, step: float, *, location: Location, sparse: bool) -> Tensor:
+def correct(a: Tensor, target: Target, step: float, *, location: Location, sparse: bool) -> Tensor:
     """As `functional.correct`."""
     if step == 0:
         return a.clone()
@@ -42,10 +44,7 @@ def transport(a: Tensor, target: Target, step: float, *, location: Location, spa
     moved = _transport(row, goal)
     if location == "keep":
         moved = moved + (mean - goal.mean())
-    out = row + step * (moved - row)
-    if a.dtype == torch.float16:
-        limit = torch.finfo(a.dtype).max
-        out = out.clamp(-limit, limit)
+    out = within_range(row + step * (moved - row), a.dtype)
     stays = ~(mean.abs() < torch.finfo(row.dtype).max)
     if sparse:
         stays = stays | (row == 0)
@@ -62,11 +61,6 @@ def _transport(rows: Tensor, target: Tensor) -> Tensor:
     count = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run))
     shared = (total / count.clamp(min=1)).gather(1, run)
     return torch.zeros_like(ordered).scatter(1, order, shared)
-
-
-def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace is recording."""
-    return torch._C._get_tracing_state() is not None
 
 
 def _order_statistics(target: Target, n: int) -> Tensor:
