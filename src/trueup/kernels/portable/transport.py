@@ -54,7 +54,8 @@ def correct(a: Tensor, target: Target, step: float, *, location: Location, spars
 def _transport(rows: Tensor, target: Tensor) -> Tensor:
     """As `functional.transport`: each run of equal values gets the mean of the target over its ranks."""
     ordered, order = rows.detach().sort(dim=1)
-    # Integers, because a row may have more values than float32 has whole numbers.
+    # Integers, because a row may have more values than float32 has whole numbers. Sums are float32, as some runtimes
+    # have nothing wider: the mean over a run of millions of equal values is not exact.
     begins = torch.cat([torch.ones_like(order[:, :1]), (ordered[:, 1:] != ordered[:, :-1]).long()], dim=1)
     run = begins.cumsum(dim=1) - 1
     total = torch.zeros_like(ordered).scatter_add(1, run, target.expand_as(ordered))
