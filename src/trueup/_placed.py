@@ -92,7 +92,7 @@ class Transport(AtSite):
     ) -> Tensor:
         a, found = _resolved(a, norm)
         assert not isinstance(found, LayerNorm)  # `fuses` does not name it
-        return kernels.transport(
+        return kernels.correct(
             a,
             self.curve,
             self.rule.step,
@@ -100,8 +100,7 @@ class Transport(AtSite):
             sparse=self.sparse,
             exact=self.rule.method == "sort",
             even_levels=self.even_levels,
-            # This backend sorts, which is slower. Where torch.compile can call the histogram, it does.
-            portable_target=self._constants() if self._has_portable_target and kernels.leaves_this_process() else None,
+            constants=self._constants if self._has_portable_target else None,
             norm=found,
             residual=residual,
             order=order,
@@ -204,8 +203,8 @@ class GateValue(AtSite):
     def forward(self, *moments: Tensor) -> Tensor:
         tensors = [getattr(self, name) for name in self.names]
         gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]
-        constants = self._constants() if kernels.in_ordinary_operators(moments[0]) else None
-        return kernels.gate_values(moments, floors, gate, self.budget, self.ramp, self.least, constants=constants)
+        numbers = (self.budget, self.ramp, self.least)
+        return kernels.gate_values(moments, floors, gate, *numbers, constants=self._constants)
 
     def _example(self) -> tuple[Tensor, ...]:
         floors = (getattr(self, name) for name in self.names[len(Gate._fields) :])

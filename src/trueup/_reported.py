@@ -71,9 +71,8 @@ class ImageReport(AtSite):
         """
         smallest = 0.5 / (self.clean_images + 1)
         gate = Gate(*(getattr(self, name) for name in Gate._fields))
-        constants = self._constants() if kernels.in_ordinary_operators(moments) else None
         numbers = (smallest, 1 / smallest, 0.0)
-        opened = kernels.gate_values([moments], [self.get_buffer("floor")], gate, *numbers, constants=constants)
+        opened = kernels.gate_values([moments], [self.get_buffer("floor")], gate, *numbers, constants=self._constants)
         return torch.where(opened < 1, torch.exp(opened * math.log(smallest)), 0.0)
 
     def _evidence(self, moments: Sequence[Tensor]) -> Tensor:

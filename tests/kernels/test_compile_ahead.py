@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import threading
 
 import pytest
@@ -151,3 +152,28 @@ def test_what_is_compiled_ahead_has_the_types_of_the_launch(monkeypatch, add, si
         assert len(names) == len(needed.types) + len(needed.constants)
         for name, kind in zip(names, needed.types, strict=False):
             assert kind == tensors[name] if name in tensors else isinstance(kind, (int, float)), name
+
+
+def test_a_pass_that_skips_a_kernel_is_repeated_even_if_another_thread_launches_it_meanwhile():
+    needs, calls = [need(Kernel())], []
+
+    def launched_elsewhere():
+        other = threading.Thread(target=skip_uncompiled, args=(needs,))
+        other.start()
+        other.join()
+        return True
+
+    compile_together(lambda: calls.append(skip_uncompiled(needs)), launched_elsewhere)
+    assert calls == [True, False]
+
+
+@pytest.mark.parametrize(("given", "threads"), [("3", 3), ("0", 0), ("", os.cpu_count())])
+def test_the_environment_sets_the_number_of_threads(monkeypatch, given, threads):
+    monkeypatch.setenv("TRUEUP_COMPILE_THREADS", given)
+    assert compile_ahead.threads_wanted() == threads
+
+
+def test_a_number_of_threads_that_is_none_is_a_warning(monkeypatch):
+    monkeypatch.setenv("TRUEUP_COMPILE_THREADS", "auto")
+    with pytest.warns(UserWarning, match=r"TRUEUP_COMPILE_THREADS='auto': expected a number"):
+        assert compile_ahead.threads_wanted() == os.cpu_count()

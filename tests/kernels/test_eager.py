@@ -68,14 +68,14 @@ def test_a_mode_sees_the_operators():
     x, levels = torch.randn(2, 4, 9, 9), torch.linspace(0, 1, 5)
     curve = kernels.curve_of(levels)
     with torch.no_grad(), Recorder() as recorder:
-        kernels.transport(x, curve, 0.5, location="keep", sparse=False)
+        kernels.correct(x, curve, 0.5, location="keep", sparse=False)
         kernels.moments(x, bands=True)
     assert {"trueup::transport", "trueup::moments"} <= set(recorder.seen)
 
 
 def test_the_result_is_the_same_either_way():
     x, curve = torch.randn(2, 4, 9, 9), kernels.curve_of(torch.linspace(0, 1, 5))
-    through = kernels.transport(x, curve, 0.5, location="keep", sparse=False), kernels.moments(x, bands=True)
+    through = kernels.correct(x, curve, 0.5, location="keep", sparse=False), kernels.moments(x, bands=True)
     with torch.no_grad():
-        direct = kernels.transport(x, curve, 0.5, location="keep", sparse=False), kernels.moments(x, bands=True)
+        direct = kernels.correct(x, curve, 0.5, location="keep", sparse=False), kernels.moments(x, bands=True)
     assert all(a.equal(b) for a, b in zip(through, direct, strict=True))

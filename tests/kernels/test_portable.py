@@ -14,6 +14,7 @@ from trueup.functional.gate import Gate, fit
 from trueup.functional.gate import gate_values as opened
 from trueup.kernels import curve_of, plain, portable
 from trueup.kernels.cpu import gate_values as on_cpu
+from trueup.kernels.portable.transport import _transport as optimal_map
 
 
 def values(*shape, seed=0, **options):
@@ -90,6 +91,21 @@ def test_gate_values_agree_with_the_specification(backend, budget):
     assert opened(none_held.p_values(values(2, len(gate.centre)).double()), budget, 20).max() <= 1
 
 
+def test_autocast_does_not_change_the_gate_of_a_compiled_model():
+    clean, floor = evidence.moments(values(300, 3, 9, 9), bands=True), torch.full((5, 3), 1e-3).double()
+    gate = gate_of([clean], [floor])
+    constants, moments = portable.gate_constants(gate, [floor]), clean[:40] * torch.linspace(1, 1.4, 40)[:, None, None]
+
+    def combine(moments):
+        return kernels.gate_values([moments], [floor], gate, 0.05, 20.0, 0.0, constants=lambda: constants)
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = torch.compile(combine, backend="eager", fullgraph=True)(moments)
+        wanted = combine(moments)
+    assert wanted.unique().numel() > 10
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("location", ["keep", "match"])
 @pytest.mark.parametrize("levels", [None, functional.levels(129)], ids=["even", "dense ends"])
@@ -100,9 +116,19 @@ def test_the_papers_rule_agrees_with_the_specification(levels, location, sparse)
     x[0, 0, :3] = 0.25  # a run of equal values
     x[1, 0, 0, 0] = torch.nan
     ordinary = portable.target_of(curve_of(target, levels), levels)
-    found = portable.transport(x, ordinary, rule.step, location=location, sparse=sparse)
+    found = portable.correct(x, ordinary, rule.step, location=location, sparse=sparse)
     wanted = functional.correct(x.double(), target.double(), rule.step, location=location, sparse=sparse, levels=levels)
     torch.testing.assert_close(found, wanted.float(), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_runs_of_equal_values_are_counted_exactly_whatever_the_precision_of_the_values():
+    """Float16 has whole numbers up to 2048, as float32 has up to 16,777,216: a row may have more values."""
+    row = torch.cat([torch.arange(-6000, 6000).half().unique(), torch.full((3000,), 7000.0).half()])[None]
+    target = values(row.shape[1]).sign().half()
+    found, wanted = optimal_map(row, target), functional.transport(row, target)
+    assert row.unique().numel() > 5000
+    assert found[row != 7000].equal(wanted[row != 7000])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
 
 
 def test_levels_that_calibration_does_not_make_have_no_ordinary_form():

@@ -8,8 +8,8 @@ import torch
 from kernels.backends import backends
 from kernels.test_histogram import ROWS
 from trueup import functional
-from trueup.kernels import as_rows, bins, quantile_rows
-from trueup.kernels.plain.histogram import bin_of
+from trueup.kernels import bins, quantile_rows, rows_in_any_order
+from trueup.kernels.bins import bin_of
 
 quantiles = backends("quantile_rows")
 
@@ -56,5 +56,5 @@ def test_edges_are_where_bins_change():
 def test_layout_does_not_matter():
     a, levels = torch.randn(3, 4, 9, 9), functional.levels(17)
     for other in (a.to(memory_format=torch.channels_last), a.transpose(1, 3).contiguous().transpose(1, 3)):
-        assert as_rows(other).data_ptr() == other.data_ptr()
-        assert quantile_rows(as_rows(other), levels).equal(quantile_rows(as_rows(a), levels))
+        assert rows_in_any_order(other).data_ptr() == other.data_ptr()
+        assert quantile_rows(rows_in_any_order(other), levels).equal(quantile_rows(rows_in_any_order(a), levels))

@@ -335,7 +335,7 @@ def test_results_do_not_depend_on_where_in_memory_the_maps_lie(bands):
     found = []
     for offset in (0, 1, 3, 8):
         moved = torch.empty(x.numel() + offset)[offset:].view(x.shape).copy_(x)
-        corrected = kernels.transport(moved, curve, 0.7, location="keep", sparse=True)
+        corrected = kernels.correct(moved, curve, 0.7, location="keep", sparse=True)
         found.append((kernels.moments(moved, bands=bands), kernels.realign(moved, usual), corrected))
     torch.testing.assert_close(found[0][0], evidence.moments(x.double(), bands=bands).float())
     for other in found[1:]:

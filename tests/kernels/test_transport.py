@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trueup import functional
-from trueup.kernels import BatchNorm, curve_of, dispatch, transport
+from trueup.kernels import BatchNorm, correct, curve_of, dispatch
 from trueup.kernels.layout import has_channels_last, norm_keeps_layout
 
 TARGET = torch.linspace(-0.5, 4, 33).sort().values
@@ -40,20 +40,20 @@ class TestGradients:
             x[1, 3] = float("inf")
         weight = torch.randn(shape)
         ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        (transport(ours, CURVE, **rule, relu=relu) * weight).nan_to_num(posinf=0).sum().backward()
+        (correct(ours, CURVE, **rule, relu=relu) * weight).nan_to_num(posinf=0).sum().backward()
         exact = functional.correct(theirs.relu() if relu else theirs, TARGET, **rule)
         (exact * weight).nan_to_num(posinf=0).sum().backward()
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
 
     def test_the_target_has_none(self):
         curve = CURVE.clone().requires_grad_()
-        transport(torch.randn(2, 8, requires_grad=True), curve, **KEEP).sum().backward()
+        correct(torch.randn(2, 8, requires_grad=True), curve, **KEEP).sum().backward()
         assert curve.grad is None
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_have_the_precision_of_the_activations(self, dtype):
         x = torch.randn(2, 8, dtype=dtype, requires_grad=True)
-        transport(x, CURVE, **KEEP).sum().backward()
+        correct(x, CURVE, **KEEP).sum().backward()
         assert x.grad.dtype == dtype
 
 
@@ -77,8 +77,8 @@ class TestLayout:
     @pytest.mark.parametrize(("name", "x"), list(layouts()), ids=[name for name, _ in layouts()])
     def test_does_not_matter_and_is_kept(self, name, x, relu):
         before = x.clone()
-        out = transport(x, CURVE, **KEEP, relu=relu)
-        wanted = transport(x.clone(memory_format=torch.contiguous_format), CURVE, **KEEP, relu=relu)
+        out = correct(x, CURVE, **KEEP, relu=relu)
+        wanted = correct(x.clone(memory_format=torch.contiguous_format), CURVE, **KEEP, relu=relu)
         torch.testing.assert_close(out, wanted, atol=1e-6, rtol=1e-6)  # a mean is summed in another order
         assert out.stride() == torch.empty_like(x).stride()
         assert x.equal(before)
@@ -86,16 +86,16 @@ class TestLayout:
 
     @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 3, 2, 2), (1, 1), (1,)])
     def test_nothing_and_next_to_nothing(self, shape):
-        assert transport(torch.ones(shape), CURVE, **KEEP).shape == shape
+        assert correct(torch.ones(shape), CURVE, **KEEP).shape == shape
 
 
 class TestIdentity:
     def test_a_zero_step_returns_the_same_bits_in_memory_of_its_own(self):
         a = torch.tensor([[0.0, -0.0, 1e-45, -1.0, float("nan"), float("inf")]])
-        out = transport(a, CURVE, **{**KEEP, "step": 0.0})
+        out = correct(a, CURVE, **{**KEEP, "step": 0.0})
         assert out.view(torch.int32).equal(a.view(torch.int32))
         assert out.data_ptr() != a.data_ptr()
-        assert transport(a, CURVE, **{**KEEP, "step": 0.0}, relu=True).equal(a.relu()) or a.isnan().any()
+        assert correct(a, CURVE, **{**KEEP, "step": 0.0}, relu=True).equal(a.relu()) or a.isnan().any()
 
 
 class TestTorch:
@@ -107,9 +107,9 @@ class TestTorch:
 
     def test_compiled_it_gives_the_same(self):
         torch._dynamo.reset()
-        compiled = torch.compile(lambda x: transport(x * 2, CURVE, **KEEP, relu=True) + 1, fullgraph=True)
+        compiled = torch.compile(lambda x: correct(x * 2, CURVE, **KEEP, relu=True) + 1, fullgraph=True)
         for x in (torch.randn(3, 4, 5, 5), torch.randn(3, 4, 5, 5).contiguous(memory_format=torch.channels_last)):
-            torch.testing.assert_close(compiled(x), transport(x * 2, CURVE, **KEEP, relu=True) + 1)
+            torch.testing.assert_close(compiled(x), correct(x * 2, CURVE, **KEEP, relu=True) + 1)
             assert compiled(x).stride() == x.stride()
 
     @pytest.mark.parametrize("even_levels", [True, False])
@@ -118,13 +118,13 @@ class TestTorch:
         levels = None if even_levels else functional.levels(33)
         x, curve = torch.randn(3, 4, 5, 5, dtype=dtype), curve_of(TARGET, levels)
         for relu in (False, True):
-            found = transport(x, curve, **KEEP, exact=exact, even_levels=even_levels, relu=relu)
+            found = correct(x, curve, **KEEP, exact=exact, even_levels=even_levels, relu=relu)
             wanted = functional.correct(x.relu() if relu else x, curve[1], **KEEP, levels=levels)
             assert found.equal(wanted)
 
     def test_forward_mode_derivatives_are_those_of_the_sort(self):
         x, v = torch.randn(3, 40), torch.randn(3, 40)
-        _, found = torch.func.jvp(lambda a: transport(a, CURVE, **KEEP, even_levels=True, relu=True), (x,), (v,))
+        _, found = torch.func.jvp(lambda a: correct(a, CURVE, **KEEP, even_levels=True, relu=True), (x,), (v,))
         _, wanted = torch.func.jvp(lambda a: functional.correct(a.relu(), CURVE[1], **KEEP), (x,), (v,))
         torch.testing.assert_close(found, wanted)
         assert found.any()
@@ -133,9 +133,9 @@ class TestTorch:
         code = (
             "import sys; sys.modules['numba'] = None; import importlib.util as u; found = u.find_spec;"
             "u.find_spec = lambda name, *a: None if name == 'numba' else found(name, *a);"
-            "import torch; from trueup.kernels import transport, curve_of;"
+            "import torch; from trueup.kernels import correct, curve_of;"
             "a, curve = torch.tensor([[0.0, 3.0, 1.0, 1.0]]), curve_of(torch.tensor([0.0, 2, 4, 6]));"
-            "print(transport(a, curve, 1.0, location='match', sparse=True).tolist())"
+            "print(correct(a, curve, 1.0, location='match', sparse=True).tolist())"
         )
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert run.stdout.strip() == "[[0.0, 6.0, 3.0, 3.0]]"
@@ -191,12 +191,12 @@ class TestAfterNorm:
         elif residual is not None:
             a = a + residual if order == "value first" else residual + a
         before = x.clone()
-        found = transport(x, CURVE, **KEEP, norm=norm, residual=residual, order=order, relu=relu, even_levels=True)
+        found = correct(x, CURVE, **KEEP, norm=norm, residual=residual, order=order, relu=relu, even_levels=True)
         assert x.equal(before)
         assert found.dtype == a.dtype
         wanted = functional.correct(a.relu() if relu else a, TARGET, **KEEP)
         torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.02)  # some values share a bin
-        in_steps = transport(a, CURVE, **KEEP, relu=relu, even_levels=True)
+        in_steps = correct(a, CURVE, **KEEP, relu=relu, even_levels=True)
         torch.testing.assert_close(found, in_steps, atol=1e-6, rtol=1e-6)  # a mean is summed in another order
 
     @pytest.mark.parametrize("which", ["x", "residual", "weight"])
@@ -209,9 +209,9 @@ class TestAfterNorm:
             given[which].requires_grad_()
             norm = norm._replace(weight=given["weight"])
             if together:
-                out = transport(given["x"], CURVE, **KEEP, norm=norm, residual=given["residual"], relu=True)
+                out = correct(given["x"], CURVE, **KEEP, norm=norm, residual=given["residual"], relu=True)
             else:
-                out = transport(norm(given["x"]) + given["residual"], CURVE, **KEEP, relu=True)
+                out = correct(norm(given["x"]) + given["residual"], CURVE, **KEEP, relu=True)
             found.append(torch.autograd.grad(out.square().sum(), given[which])[0])
         assert found[0].equal(found[1])
         assert found[0].any()
@@ -238,12 +238,12 @@ class TestAfterNorm:
             norm, curve = norm_of(x.shape[1], "cuda"), CURVE.cuda()
             for residual in (None, torch.empty_like(x).copy_(x.flip(0))):
                 assert dispatch._transport_fuses_norm(x)
-                found = transport(x, curve, **KEEP, norm=norm, residual=residual, relu=True)
+                found = correct(x, curve, **KEEP, norm=norm, residual=residual, relu=True)
                 assert found.stride() == x.stride()
                 a = norm(x.float()) + (0 if residual is None else residual.float())
-                wanted = transport(a, curve, **KEEP, relu=True)
+                wanted = correct(a, curve, **KEEP, relu=True)
                 torch.testing.assert_close(found.float(), wanted, atol=1e-2, rtol=torch.finfo(dtype).eps)
                 for images in (1, 3):
                     some = None if residual is None else residual[:images].clone()
-                    alone = transport(x[:images].clone(), curve, **KEEP, norm=norm, residual=some, relu=True)
+                    alone = correct(x[:images].clone(), curve, **KEEP, norm=norm, residual=some, relu=True)
                     assert alone.equal(found[:images])

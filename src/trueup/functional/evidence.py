@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trueup.functional.ranges import within_range
+
 __all__ = [
     "attenuate",
     "centre_and_spread",
@@ -40,6 +42,9 @@ __all__ = [
     "weight",
     "z_squared",
 ]
+
+LARGEST_EVIDENCE = 1e30  # the square of a float32 may be infinite
+FARTHEST = 20.0  # distance of a log-deviation from the clean one from which on mixing moves it no further
 
 
 def moments(a: Tensor, *, bands: bool = False) -> Tensor:
@@ -79,7 +84,7 @@ def weight(z2: Tensor, kappa: Tensor, gate: Tensor | None = None) -> Tensor:
     >>> weight(torch.tensor([0.0, 4.0, 100.0]), torch.tensor(4.0))
     tensor([0.0000, 0.5000, 0.9615])
     """
-    z2 = z2.clamp(max=1e30)  # the square of a float32 may be infinite
+    z2 = z2.clamp(max=LARGEST_EVIDENCE)
     if gate is not None:
         z2 = z2 * gate.to(z2.dtype)[:, None, None]
     return z2 / (z2 + kappa)
@@ -96,7 +101,7 @@ def mix(away: Tensor, base: Tensor) -> Tensor:
     >>> mix(torch.tensor([1.0, 1.0, -1.0, 5.0]).view(1, 4, 1), torch.tensor(0.1)).flatten()
     tensor([ 0.1000,  0.2470, -0.0452,  3.8489])
     """
-    variance = torch.exp(2 * away[:, 1:].clamp(-20, 20))
+    variance = torch.exp(2 * away[:, 1:].clamp(-FARTHEST, FARTHEST))
     base = base.expand_as(away)
     return torch.cat([base[:, :1] * away[:, :1], 0.5 * torch.log(1 - base[:, 1:] + base[:, 1:] * variance)], dim=1)
 
@@ -218,9 +223,7 @@ def realign(a: Tensor, reference: Tensor, gate: Tensor | None = None) -> Tensor:
     out = _for_maps(start, wide)
     for gain, (part, _) in zip(gains, parts, strict=True):
         out = torch.addcmul(out, part, _for_maps(gain, wide))
-    if a.dtype == torch.float16:
-        limit = torch.finfo(a.dtype).max
-        out = out.clamp(-limit, limit)
+    out = within_range(out, a.dtype)
     moves = terms.isfinite().all(dim=1)
     if gate is not None:
         moves = moves & (gate > 0)[:, None]

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trueup.functional.ranges import within_range
+
 __all__ = [
     "as_rows",
     "barycenter",
@@ -69,10 +71,7 @@ def correct(
     if location == "keep":
         moved = moved + (mean - goal.mean(dtype=torch.float64)).to(row.dtype)
     corrected = torch.lerp(row, moved, step)
-    if a.dtype == torch.float16:
-        limit = torch.finfo(a.dtype).max
-        corrected = corrected.clamp(-limit, limit)  # a target may lie outside float16's range
-    corrected = torch.where(mean.isfinite(), corrected, row)
+    corrected = torch.where(mean.isfinite(), within_range(corrected, a.dtype), row)
     if sparse:
         corrected = torch.where(row == 0, row, corrected)
     return torch.empty_like(a).copy_(corrected.view(a.shape))

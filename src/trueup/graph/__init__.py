@@ -10,9 +10,9 @@ from trueup.graph.folds import is_list_of_images
 from trueup.graph.fusion import norm_of
 from trueup.graph.inputs import Inputs, rebuilt, tensors_in
 from trueup.graph.instrument import Instrumented, Reading
+from trueup.graph.leaf import leaf
 from trueup.graph.probe import Probe
 from trueup.graph.trace import Trace, TraceError, trace
-from trueup.graph.wrapper import leaf
 from trueup.targets import KINDS, Kind, Select, Site, Sites, check_select
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Speed up the code of a traced forward pass: look up each object on the path to a module once.
+"""Compile a traced forward pass to a function that looks up each object on the path to a module once.
 
 torch.fx writes every module as a path from the root, `self.model.layer1.block.conv`. Each step is a call of
 `nn.Module.__getattr__`. In a network of a hundred layers these calls take as long as ten layers.
@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from typing import Any
+
+from torch import fx
 
 Path = tuple[str, ...]
 
 
-def hoisted(_current: object) -> Callable[[list[str]], list[str]]:
-    """Code transform for `torch.fx.Graph.on_generate_code`."""
-    return hoist_paths
+def function_of(graph: fx.Graph) -> Callable[..., Any]:
+    """Compile the graph to a function of the module and its inputs.
+
+    fx.GraphModule keeps the source of every graph ever made, so a service that makes many would grow.
+    """
+    graph.on_generate_code(lambda _: hoist_paths)
+    code = graph.python_code(root_module="self")
+    names: dict[str, Any] = dict(code.globals)
+    exec(compile(code.src, "<trueup: a model with its corrections>", "exec"), names)
+    function: Callable[..., Any] = names["forward"]
+    return function
 
 
 def hoist_paths(lines: list[str]) -> list[str]:

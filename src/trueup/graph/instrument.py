@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from trueup import kernels
 from trueup.graph.clone import clone, device_of, loose_tensors, modules_of
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
-from trueup.graph.hoist import hoisted
+from trueup.graph.hoist import function_of
 from trueup.graph.memory import is_repeatable
 from trueup.graph.rewire import (
     call_before_output,
@@ -32,7 +32,7 @@ from trueup.graph.rewire import (
 from trueup.graph.trace import HOOKS, Place, Trace, differ_from, fixed_inputs, retrace
 from trueup.graph.watch import Watch, unwatch
 from trueup.graph.watched_pass import watched_pass
-from trueup.graph.wrapper import LikeItsModel, function_of, strip_prefix
+from trueup.graph.wrapper import LikeItsModel, strip_prefix
 from trueup.targets import Site
 
 
@@ -218,7 +218,6 @@ class Instrumented(LikeItsModel):
             if list(start.users) == [call] and can_defer_norm(self, start, call, fuses):
                 defer_norm(graph, start, call)
         graph.lint()
-        graph.on_generate_code(hoisted)
         return function_of(graph)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import nn
 
 _OWN = "_inner."  # not "model": many models have a part of that name
 # Public names of the wrapper's own submodules and values. A model's attribute of the same name comes first.
@@ -95,37 +95,3 @@ def strip_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metada
 
 def _empty(cls: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
-
-
-Forward = TypeVar("Forward", bound=Callable[..., Any])
-
-
-def leaf(forward: Forward) -> Forward:
-    """Decorate a placed module's forward so that torch.fx records a call of the module and does not enter it."""
-
-    @functools.wraps(forward)
-    def call(self: nn.Module, a: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(a) is not Tensor and isinstance(a, fx.Proxy):
-            tracer: Any = a.tracer
-            given = {
-                name: tracer.create_proxy("get_attr", tracer.path_of_module(value), (), {})
-                if isinstance(value, nn.Module)
-                else value
-                for name, value in kwargs.items()
-            }
-            return tracer.create_proxy("call_module", tracer.path_of_module(self), (a, *args), given)
-        return forward(self, a, *args, **kwargs)
-
-    return call  # type: ignore[return-value]
-
-
-def function_of(graph: fx.Graph) -> Callable[..., Any]:
-    """Compile the graph to a function of the module and its inputs.
-
-    fx.GraphModule keeps the source of every graph ever made, so a service that makes many would grow.
-    """
-    code = graph.python_code(root_module="self")
-    names: dict[str, Any] = dict(code.globals)
-    exec(compile(code.src, "<trueup: a model with its corrections>", "exec"), names)
-    function: Callable[..., Any] = names["forward"]
-    return function

@@ -3,7 +3,7 @@
 `dispatch` holds the public functions and chooses the backend: `plain` (torch's own operators), `cpu` (numba), `cuda`
 (Triton) or `portable` (operators that every runtime has, for export). No other part of trueup imports numba or triton.
 
-`realign`, `moments` and `gate_values` are `functional.evidence` and `functional.gate` up to rounding. `transport` is
+`realign`, `moments` and `gate_values` are `functional.evidence` and `functional.gate` up to rounding. `correct` is
 `functional.correct` from a histogram instead of a sort: **values that share a bin count as equal**. Each takes the mean
 of the target over the ranks that its bin occupies, as equal values do in `functional.correct`. If the target t runs
 from t[first] to t[last] over those ranks, a value's error is at most `step * (t[last] - t[first])`, plus
@@ -16,32 +16,28 @@ from trueup.kernels.dispatch import (
     Order,
     add,
     compile_together,
+    correct,
     gate_values,
-    in_ordinary_operators,
-    leaves_this_process,
     load_backend,
     moments,
     quantile_rows,
     realign,
-    transport,
 )
 from trueup.kernels.layer_norm import LayerNorm
-from trueup.kernels.layout import as_rows
+from trueup.kernels.layout import rows_in_any_order
 
 __all__ = [
     "BatchNorm",
     "LayerNorm",
     "Order",
     "add",
-    "as_rows",
     "compile_together",
+    "correct",
     "curve_of",
     "gate_values",
-    "in_ordinary_operators",
-    "leaves_this_process",
     "load_backend",
     "moments",
     "quantile_rows",
     "realign",
-    "transport",
+    "rows_in_any_order",
 ]

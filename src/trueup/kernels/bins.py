@@ -37,6 +37,16 @@ def offset_exponent_of_row(largest: Tensor) -> Tensor:
     return ((largest.float().view(torch.int32) >> 23) - (OCTAVES - 2)).clamp(OUTSIDE, 255 - OCTAVES)
 
 
+def bin_of(a: Tensor, offset: Tensor, *, signed: bool) -> Tensor:
+    """Bin of each float32, int64, ascending with the value. `offset` is an exponent field (`offset_exponent`)."""
+    size = a.abs()
+    exponent = size.view(torch.int32) >> 23
+    fine = (size + (offset << 23).view(torch.float32)).view(torch.int32) >> SHIFT
+    index = exponent - (exponent - (offset - OUTSIDE)).clamp(0, SPAN)
+    index = (index + (fine - FINE * offset).clamp(0, FINE * OCTAVES)).long()
+    return BINS + torch.where(a < 0, -index, index) if signed else index
+
+
 def lower_edges(offset: Tensor) -> Tensor:
     """Lower edges of the bins of non-negative values `(..., BINS + 1)` float32, for each `offset` `(..., 1)`.
 

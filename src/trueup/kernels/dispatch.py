@@ -1,9 +1,7 @@
-"""Choose the backend for each call. No other module knows which backends exist and what each of them can do.
+"""Choose the backend for each call. No other module decides which backend runs.
 
-All backends are packages with the same functions.
-
-- `plain`: torch's own operators, on any device, at any width. It has all functions.
-- `cpu`: numba, where that is installed. It can apply a batch norm itself.
+- `plain`: torch's own operators, on any device, at any width. It takes over where another backend does not work.
+- `cpu`: numba, where that is installed. Its `realign` can apply a batch norm itself.
 - `cuda`: Triton, where that is installed. It can apply a batch norm, or the layer norm of tokens, itself.
 - `portable`: operators that every runtime has, for graphs that leave this process (`in_ordinary_operators`). The
   caller provides its constants.
@@ -18,6 +16,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -31,16 +30,18 @@ from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
 from trueup.kernels import operators, plain, portable
 from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.eager import is_plain_eager
+from trueup.kernels.eager import is_jit_tracing, is_plain_eager
 from trueup.kernels.forward_mode import has_tangent
 from trueup.kernels.layer_norm import LayerNorm
-from trueup.kernels.layout import as_rows, has_channels_last, in_memory_order, norm_keeps_layout, same_layout
+from trueup.kernels.layout import has_channels_last, in_memory_order, norm_keeps_layout, rows_in_any_order, same_layout
 
 Order = Literal["value first", "residual first", "in place"]
 Result = TypeVar("Result")
 
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
-_COMPILED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
+# An installed compiler may not work: see `_works`. Compiled graphs hold its operators all the same, which then compute
+# with `plain`.
+_INSTALLED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
 _COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NO_CONTEXT = contextlib.nullcontext()
 _MAX_TOKEN_CHANNELS = 4096  # one program of the kernel holds all channels of a token
@@ -85,7 +86,7 @@ def realign(
         out = portable.realign(a, constants(), gate, channels=channels, may_close=may_close)
         out = out if residual is None else add(out, residual, order)
         return plain.add_and_relu(out, None, relu, ceiling)
-    if direct and a.is_cuda and _COMPILED["cuda"] and a.dtype in _COMPILED_DTYPES and a.dim() > 2:
+    if direct and a.is_cuda and _works("cuda") and a.dtype in _COMPILED_DTYPES and a.dim() > 2:
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
             with _current_device(a):
@@ -112,7 +113,7 @@ def realign(
     return out
 
 
-def transport(
+def correct(
     a: Tensor,
     curve: Tensor,
     step: float,
@@ -121,26 +122,26 @@ def transport(
     sparse: bool,
     exact: bool = False,
     even_levels: bool = False,
-    portable_target: portable.Target | None = None,
+    constants: Callable[[], portable.Target] | None = None,
     norm: BatchNorm | None = None,
     residual: Any = None,
     order: Order = "value first",
     relu: bool = False,
 ) -> Tensor:
-    """Return `functional.correct` of relu(add(norm(a), residual)), from a histogram; the relu only if asked for.
+    """Return `functional.correct` of add(norm(a), residual), with a ReLU before it if `relu`, from a histogram.
 
-    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. With
-    `portable_target`, the same target for the portable backend, that backend is used. `residual` and `order` are as in
-    `realign`; "in place" without a norm writes into `a`, as torch would. `exact` sorts instead, and so do float64 and
-    forward-mode derivatives. The result shares no memory with `a` and does not depend on the batch or on the number of
-    threads, to the last bit.
+    `curve` is the target as `curve_of` returns it; `even_levels` says that its levels are evenly spaced. `constants`
+    returns the same target for the portable backend. `residual` and `order` are as in `realign`; "in place" without a
+    norm writes into `a`, as torch would. `exact` sorts instead, and so do float64 and forward-mode derivatives. The
+    result shares no memory with `a` and does not depend on the batch or on the number of threads, to the last bit.
     """
     out: Tensor
-    if portable_target is not None:
+    # The portable backend sorts, which is slower. Where torch.compile can call the histogram, it does.
+    if constants is not None and leaves_this_process():
         a = a if norm is None else norm(a)
         a = a if residual is None else add(a, residual, order)
         a = a.relu() if relu else a
-        return portable.transport(a, portable_target, step, location=location, sparse=sparse)
+        return portable.correct(a, constants(), step, location=location, sparse=sparse)
     if relu and norm is not None and step > 0 and not exact and _transport_fuses_norm(a):
         like = residual is None or same_layout(a, residual)
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
@@ -180,20 +181,21 @@ def gate_values(
     ramp: float,
     least: float,
     *,
-    constants: portable.GateConstants | None = None,
+    constants: Callable[[], portable.GateConstants] | None = None,
 ) -> Tensor:
     """Gate value per image `(batch,)` float32: least + (1 - least) g, without a gradient.
 
     `moments` are `functional.evidence.moments` at the norms that the gate reads, `floors` theirs as `gate.features`
-    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`. `constants`, those of the gate and its
-    floors for the portable backend, select that backend.
+    takes them. g is `functional.gate.gate_values` at this `budget` and `ramp`. `constants` returns the constants of the
+    gate and its floors for the portable backend.
     """
-    if constants is not None:
-        return portable.gate_values(moments, constants, budget, ramp, least)
-    if moments[0].is_cpu and _COMPILED["cpu"] and is_plain_eager(*moments):
-        direct: Tensor = _fastest("gate_values", "cpu")(moments, floors, gate, budget, ramp, least)
-        return direct
-    if moments[0].is_cuda and _COMPILED["cuda"]:
+    if is_plain_eager(*moments):
+        if moments[0].is_cpu and _INSTALLED["cpu"]:
+            direct: Tensor = _fastest("gate_values", "cpu")(moments, floors, gate, budget, ramp, least)
+            return direct
+    elif constants is not None and in_ordinary_operators(moments[0]):
+        return portable.gate_values(moments, constants(), budget, ramp, least)
+    if moments[0].is_cuda and _INSTALLED["cuda"]:
         numbers = (budget, ramp, least)
         out: Tensor = torch.ops.trueup.gate_values.default(list(moments), list(floors), *gate, *numbers)
         return out
@@ -223,13 +225,14 @@ def in_ordinary_operators(a: Tensor) -> bool:
 
 def leaves_this_process() -> bool:
     """Return whether a graph is being exported or traced, which may run where trueup is not installed."""
-    return torch.compiler.is_exporting() or portable.is_jit_tracing()
+    return torch.compiler.is_exporting() or is_jit_tracing()
 
 
 def load_backend(device: torch.device | None) -> None:
     """Import the CUDA backend now, so that the first answer does not wait half a second for it."""
-    if device is not None and device.type == "cuda" and _COMPILED["cuda"]:
-        _fastest("realign", "cuda")
+    if device is not None and device.type == "cuda":
+        with torch.cuda.device(device):
+            _backend("cuda")
 
 
 def compile_together(run: Callable[[], Result], x: object, repeatable: Callable[[], bool]) -> Result:
@@ -237,10 +240,9 @@ def compile_together(run: Callable[[], Result], x: object, repeatable: Callable[
 
     The pass may run twice if it is `repeatable`, which is called only if there is something to compile.
     """
-    if isinstance(x, Tensor) and x.is_cuda and _COMPILED["cuda"] and is_plain_eager(x):
-        together: Callable[..., Result] | None = getattr(_backend("cuda"), "compile_together", None)
-        if together is not None:
-            return together(run, repeatable)
+    if isinstance(x, Tensor) and x.is_cuda and is_plain_eager(x) and _works("cuda"):
+        out: Result = _backend("cuda").compile_together(run, repeatable)
+        return out
     return run()
 
 
@@ -260,7 +262,7 @@ def _uncorrected(
 
 
 def _has_compiled_maps(a: Tensor) -> bool:
-    return _COMPILED.get(a.device.type, False) and a.dtype in _COMPILED_DTYPES and a.dim() > 2
+    return _INSTALLED.get(a.device.type, False) and a.dtype in _COMPILED_DTYPES and a.dim() > 2
 
 
 def _realign_fuses_norm(a: Tensor) -> bool:
@@ -271,10 +273,10 @@ def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool
     """Return whether fusing saves time and keeps torch's dtype: many tokens, whose channels lie last."""
     return (
         a.is_cuda
-        and a[0].numel() >= _MIN_TOKENS * a.shape[-1]
-        and _COMPILED["cuda"]
-        and channels in (-1, a.dim() - 1)
         and a.dim() > 2
+        and math.prod(a.shape[1:-1]) >= _MIN_TOKENS
+        and _works("cuda")
+        and channels in (-1, a.dim() - 1)
         and a.dtype in _COMPILED_DTYPES
         and norm.weight.dtype == norm.bias.dtype == a.dtype
         and norm.weight.shape[0] == a.shape[-1] <= _MAX_TOKEN_CHANNELS
@@ -285,22 +287,39 @@ def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool
 
 def _transport_fuses_norm(a: Tensor) -> bool:
     return (
-        a.is_cuda and _COMPILED["cuda"] and a.numel() > 0 and has_channels_last(a) and a.shape[1] in _TRANSPORT_CHANNELS
+        a.is_cuda
+        and _INSTALLED["cuda"]
+        and a.numel() > 0
+        and has_channels_last(a)
+        and a.shape[1] in _TRANSPORT_CHANNELS
     )
 
 
 @functools.cache
 def _fastest(name: str, device: str) -> Callable[..., Any]:
     """Return the function of this name from the compiled backend for a kind of device, or else from `plain`."""
-    backend = _backend(device) if _COMPILED.get(device) else plain
-    function: Callable[..., Any] = getattr(backend, name, None) or getattr(plain, name)
+    function: Callable[..., Any] = getattr(_backend(device), name)
     return function
+
+
+def _works(device: str) -> bool:
+    """Return whether there is a compiled backend for a kind of device. If not, only functions of `plain` may be called.
+
+    Not for code that torch.compile traces.
+    """
+    return _backend(device) is not plain
 
 
 @functools.cache
 def _backend(device: str) -> ModuleType:
+    """Return the compiled backend for a kind of device; `plain` if it has none that works."""
+    if not _INSTALLED.get(device):
+        return plain
     try:
-        return importlib.import_module(f"trueup.kernels.{device}")
+        backend = importlib.import_module(f"trueup.kernels.{device}")
+        if device == "cuda":
+            backend.launch_nothing()
+        return backend
     except Exception as error:  # a broken compiler must not fail a request
         warnings.warn(
             f"trueup computes in torch's own operators, which are slower: {_COMPILERS[device]} does not work here "
@@ -331,15 +350,17 @@ def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse
 
 def _compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
     norm, (residual, curve, step, keep, sparse) = BatchNorm(*arguments[:5]), arguments[5:]
-    if not (x.is_cuda and _COMPILED["cuda"]):
+    if not (x.is_cuda and _works("cuda")):
         a = norm(x)
         return _compute_transport(a if residual is None else a + residual, curve, step, keep, sparse, True)
     if x.numel() == 0:
         return x.clone()
     rule = {"keep": keep, "sparse": sparse, "relu": True}
-    beside = None if residual is None else as_rows(residual)
+    beside = None if residual is None else rows_in_any_order(residual)
     with _current_device(x):
-        out: Tensor = _fastest("transport_rows", "cuda")(as_rows(x), curve, step, **rule, norm=norm, residual=beside)
+        out: Tensor = _fastest("transport_rows", "cuda")(
+            rows_in_any_order(x), curve, step, **rule, norm=norm, residual=beside
+        )
     return out.as_strided(x.shape, x.stride())
 
 
@@ -353,7 +374,7 @@ def _compute_realign(
     norm: BatchNorm | None = None,
 ) -> Tensor:
     out: Tensor
-    if x.is_cuda and _COMPILED["cuda"]:
+    if x.is_cuda and _works("cuda"):
         with _current_device(x):
             found = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
         return _uncorrected(x, residual, relu, ceiling, norm) if found is None else found

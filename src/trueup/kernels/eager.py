@@ -24,3 +24,8 @@ def is_plain_eager(a: Tensor, *others: object) -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
     )
+
+
+def is_jit_tracing() -> bool:
+    """Return whether torch.jit.trace is recording."""
+    return torch._C._get_tracing_state() is not None

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 
-def as_rows(a: Tensor) -> Tensor:
-    """Flatten each image of `(batch, ...)` to a row `(batch, n)`, in any order; a view if possible."""
+def rows_in_any_order(a: Tensor) -> Tensor:
+    """Flatten each image of `(batch, ...)` to a row `(batch, n)`, a view in the order of memory if possible."""
     rows = in_memory_order(a)
     return a.reshape(len(a), -1) if rows is None else rows
 

@@ -92,7 +92,7 @@ class Accumulator:
         levels = self._levels[a.device]
         if self._exact or a.dtype == torch.float64 or a[:1].numel() <= self._resolution:
             return _sort(a, levels.kept)
-        return Binned(tuple(a.shape[1:]), kernels.quantile_rows(kernels.as_rows(a), levels.all))
+        return Binned(tuple(a.shape[1:]), kernels.quantile_rows(kernels.rows_in_any_order(a), levels.all))
 
     def add(self, measured: Mapping[str, Measured], names: Callable[[], Tensor]) -> None:
         """Add a batch. `names` returns the content hashes of its images `(batch,)` and is called last."""

@@ -53,7 +53,7 @@ def _works(batch: int, n: int, device: torch.device) -> dict[str, Callable[[], A
     a = x.relu()
     return {
         "copy": x.clone,
-        "correction": lambda: kernels.transport(
+        "correction": lambda: kernels.correct(
             x, curve, rule.step, location=rule.location, sparse=rule.sparse, relu=True
         ),
         "correction by sorting": lambda: functional.correct(

@@ -154,7 +154,7 @@ def _sum(a, relu):
 
 @njit
 def _bins(a, bits, offset, relu, bins):
-    """Write the bin of each value into `bins`, as `plain.bin_of`."""
+    """Write the bin of each value into `bins`, as `bins.bin_of`."""
     lowest, start = np.int32(offset - OUTSIDE), np.int32(FINE * offset)
     added = np.float32(2.0 ** (offset - 127))
     shifted = np.empty(_BLOCK, np.float32)

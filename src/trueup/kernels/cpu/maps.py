@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from trueup.functional import evidence
+from trueup.functional.evidence import FARTHEST, LARGEST_EVIDENCE
+from trueup.functional.ranges import within_range
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.cpu.compile import at_address, callback, fetch_add, njit
 from trueup.kernels.cpu.threads import run_native
@@ -68,8 +70,7 @@ def realign(
         return torch.empty_like(x).copy_(out)
     _realign_maps(maps, reference, gate, out, None, -math.inf, math.inf, None)
     if x.dtype == torch.float16:
-        limit = torch.finfo(x.dtype).max
-        out = torch.where(x.isfinite(), out.clamp(-limit, limit), out)
+        out = torch.where(x.isfinite(), within_range(out, x.dtype), out)
     # Round after each step to the narrow dtype.
     return torch.empty_like(x).copy_(add_and_relu(out.to(x.dtype), residual, relu, ceiling))
 
@@ -232,11 +233,11 @@ def _coefficients(found, reference, c, gate, terms):
         value = np.float64(found[row])
         away = (0.5 * np.log(value + floor) if j else value) - centre
         z = away / spread
-        z2 = min(z * z, 1e30) * gate
+        z2 = min(z * z, LARGEST_EVIDENCE) * gate
         share = z2 / (z2 + kappa)
         mixed = 0.0
         if base > 0 and j:
-            mixed = 0.5 * np.log(1 - base + base * np.exp(2 * min(max(away, -20.0), 20.0)))
+            mixed = 0.5 * np.log(1 - base + base * np.exp(2 * min(max(away, -FARTHEST), FARTHEST)))
         elif base > 0:
             mixed = base * away
         moved = -(share * away + (1 - share) * mixed)

@@ -43,7 +43,7 @@ def bin_of_zero(SIGNED: tl.constexpr):
 
 @triton.jit
 def bin_of(a, offset, SIGNED: tl.constexpr):
-    """Bin of each value, as `plain.histogram.bin_of`, except that denormals share the bin of zero."""
+    """Bin of each value, as `bins.bin_of`, except that denormals share the bin of zero."""
     bits = a.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF if SIGNED else bits
     coarse = size >> 23

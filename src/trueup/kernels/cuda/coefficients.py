@@ -5,7 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueup.functional.evidence import FARTHEST, LARGEST_EVIDENCE
 from trueup.kernels.cuda.elementwise import relu
+
+_FARTHEST, _LARGEST_EVIDENCE = tl.constexpr(FARTHEST), tl.constexpr(LARGEST_EVIDENCE)
 
 
 @triton.jit
@@ -54,7 +57,7 @@ def _deviation_shift(reference, gate, channel, variance, which, channels, k: tl.
     floor = tl.load(reference + (3 * k + which) * channels + channel, mask=channel < channels, other=1.0).to(tl.float32)
     statistic = 0.5 * tl.log(relu(variance) + floor)
     away, share, base = _evidence(reference, gate, channel, statistic, which, channels, k)
-    square = tl.exp(2 * tl.minimum(tl.maximum(away, -20.0), 20.0))
+    square = tl.exp(2 * tl.minimum(tl.maximum(away, -_FARTHEST), _FARTHEST))
     return -(share * away + (1 - share) * (0.5 * tl.log(1 - base + base * square)))
 
 
@@ -68,5 +71,5 @@ def _evidence(reference, gate, channel, statistic, which, channels, k: tl.conste
     base = tl.load(at + 4 * k * channels, mask=inside, other=0.0).to(tl.float32)
     away = statistic - centre
     z = away / spread
-    z2 = tl.minimum(z * z, 1e30) * gate
+    z2 = tl.minimum(z * z, _LARGEST_EVIDENCE) * gate
     return away, z2 / (z2 + kappa), base * gate

@@ -15,6 +15,7 @@ import contextlib
 import contextvars
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,20 @@ import triton
 
 Result = TypeVar("Result")
 
-THREADS = int(os.environ.get("TRUEUP_COMPILE_THREADS", str(os.cpu_count() or 1)))
+
+def threads_wanted() -> int:
+    """Number of threads from the environment variable, or else one per core."""
+    given, cores = os.environ.get("TRUEUP_COMPILE_THREADS", ""), os.cpu_count() or 1
+    if given and not given.isdecimal():
+        warnings.warn(
+            f"TRUEUP_COMPILE_THREADS={given!r}: expected a number of threads, such as 8, or 0 to compile each kernel "
+            f"at its first launch; trueup uses {cores}",
+            stacklevel=2,
+        )
+    return int(given) if given.isdecimal() else cores
+
+
+THREADS = threads_wanted()
 
 
 class KernelSpec(NamedTuple):
@@ -70,19 +84,17 @@ def compile_together(run: Callable[[], Result], repeatable: Callable[[], bool]) 
 
 
 def skip_uncompiled(kernels: list[KernelSpec]) -> bool:
-    """Return whether this pass skips these kernels, which are compiled after it.
+    """Return whether this pass skips the kernels of a plan, which are compiled after it.
 
-    If not, their launches compile them. `kernels` keeps only the skipped ones.
+    If not, their launches compile them, and `kernels` is emptied: the plan need not ask again.
     """
-    kernels[:] = [kernel for kernel in kernels if kernel not in _COMPILED]
-    if not kernels:
-        return False
-    if _PASS.missing is None or torch.cuda.is_current_stream_capturing() or not _PASS.repeatable():
-        _COMPILED.update(kernels)
-        kernels.clear()
-        return False
-    _PASS.missing.update(dict.fromkeys(kernels))
-    return True
+    missing = [kernel for kernel in kernels if kernel not in _COMPILED]  # another thread may empty `kernels`
+    if missing and _PASS.missing is not None and not torch.cuda.is_current_stream_capturing() and _PASS.repeatable():
+        _PASS.missing.update(dict.fromkeys(missing))
+        return True
+    _COMPILED.update(missing)
+    kernels.clear()
+    return False
 
 
 def _compile(kernels: dict[KernelSpec, None]) -> None:

@@ -51,6 +51,12 @@ class Launch:
         self.run = compiled.run
 
 
+def launch_nothing() -> None:
+    """Raise what stops kernels here, such as a missing C compiler or a GPU that is too old. Needs a GPU to find out."""
+    if torch.cuda.is_available():
+        _nothing[(1,)]()
+
+
 def aligned(tensor: Tensor) -> Tensor:
     """Return the tensor, or a copy if its address is not a multiple of 16 bytes.
 
@@ -82,6 +88,11 @@ def starts_early(device: torch.device, programs: int) -> bool:
 @functools.cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
+
+
+@triton.jit
+def _nothing():
+    pass
 
 
 @triton.jit

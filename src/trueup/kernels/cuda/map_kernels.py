@@ -45,24 +45,9 @@ def realign_whole(
     begin = image * channels * n
     x += begin
     gate = tl.load(gates + image * gated)
-    pivot = pivot_of(x, channel, channels, n, width, LAST)
     wanted = tl.where(gate > 0, segments, 0)  # closed images are not measured
-    low, high, low2, high2, _, _ = _sum_all_segments(
-        x,
-        channel,
-        pivot,
-        channels,
-        n,
-        width,
-        rows,
-        strips,
-        rows_per_segment,
-        wanted,
-        MAPS,
-        PAIRS,
-        LAST,
-        BANDS,
-        False,
+    pivot, low, high, low2, high2, _, _ = _sum_all_segments(
+        x, channel, channels, n, width, rows, strips, rows_per_segment, wanted, MAPS, PAIRS, LAST, BANDS, False
     )
     scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
     start, gain, gain_of_mean, moves = coefficients(
@@ -87,34 +72,20 @@ def measure_whole(
     channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     x += image * channels * n
-    pivot = pivot_of(x, channel, channels, n, width, LAST)
-    low, high, low2, high2, square, rough = _sum_all_segments(
-        x,
-        channel,
-        pivot,
-        channels,
-        n,
-        width,
-        rows,
-        strips,
-        rows_per_segment,
-        segments,
-        MAPS,
-        PAIRS,
-        LAST,
-        BANDS,
-        True,
+    pivot, low, high, low2, high2, square, rough = _sum_all_segments(
+        x, channel, channels, n, width, rows, strips, rows_per_segment, segments, MAPS, PAIRS, LAST, BANDS, True
     )
     store_moments(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
 
 
 @triton.jit
 def _sum_all_segments(
-    x, channel, pivot, channels, n, width, rows, strips, rows_per_segment, segments,
+    x, channel, channels, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
     BANDS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """Sums of `sums_with_bands` over all segments."""
+    """Pivot, and sums of `sums_with_bands` over all segments."""
+    pivot = pivot_of(x, channel, channels, n, width, LAST)
     nothing = tl.zeros([MAPS], tl.float32)
     low, high, low2, high2, square, rough = nothing, nothing, nothing, nothing, nothing, nothing
     for segment in range(segments):
@@ -131,7 +102,7 @@ def _sum_all_segments(
             )  # fmt: skip
         low, high, low2, high2 = low + sums[0], high + sums[1], low2 + sums[2], high2 + sums[3]
         square, rough = square + sums[4], rough + sums[5]
-    return low, high, low2, high2, square, rough
+    return pivot, low, high, low2, high2, square, rough
 
 
 @triton.jit

@@ -5,17 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueup.kernels.bins import (
-    BINS,
-    FINE,
-    OCTAVES,
-    OUTSIDE,
-    SHIFT,
-    SPAN,
-    lower_edges,
-    offset_exponent,
-    offset_exponent_of_row,
-)
+from trueup.functional.ranges import within_range
+from trueup.kernels.bins import BINS, bin_of, lower_edges, offset_exponent, offset_exponent_of_row
 
 
 def transport_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, sparse: bool, relu: bool) -> Tensor:
@@ -36,10 +27,7 @@ def transport_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, spar
         everything = torch.tensor([0, n], device=a.device)
         moved = moved + (mean - mean_over_ranks(curve, everything[:1], everything[1:], n))
     shift = (step * moved).float()
-    out = a * (1 - step) + shift.gather(1, bins)
-    if rows.dtype == torch.float16:
-        limit = torch.finfo(torch.float16).max
-        out = out.clamp(-limit, limit)  # a target may lie outside float16's range
+    out = within_range(a * (1 - step) + shift.gather(1, bins), rows.dtype)
     stays = ~mean.isfinite()
     if sparse:
         stays = stays | (a == 0)
@@ -73,16 +61,6 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     lower, upper = order_statistic(rank), order_statistic((rank + 1).clamp(max=n - 1))
     values = torch.lerp(lower.double(), upper.double(), position - rank).float()
     return values.masked_fill(~rows.sum(dim=1, keepdim=True, dtype=torch.float64).isfinite(), torch.nan)
-
-
-def bin_of(a: Tensor, offset: Tensor, *, signed: bool) -> Tensor:
-    """Bin of each float32, int64, ascending with the value. `offset` is an exponent field (`offset_exponent`)."""
-    size = a.abs()
-    exponent = size.view(torch.int32) >> 23
-    fine = (size + (offset << 23).view(torch.float32)).view(torch.int32) >> SHIFT
-    index = exponent - (exponent - (offset - OUTSIDE)).clamp(0, SPAN)
-    index = (index + (fine - FINE * offset).clamp(0, FINE * OCTAVES)).long()
-    return BINS + torch.where(a < 0, -index, index) if signed else index
 
 
 def mean_over_ranks(curve: Tensor, first: Tensor, end: Tensor, n: int) -> Tensor:

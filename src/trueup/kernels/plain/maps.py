@@ -10,7 +10,7 @@ from trueup.functional import evidence
 def realign(
     x: Tensor, reference: Tensor, gate: Tensor | None, residual: Tensor | None, relu: bool, ceiling: float | None = None
 ) -> Tensor:
-    """Return relu(`evidence.realign` + residual); the residual may be None, the relu is applied only if asked for."""
+    """Return `evidence.realign` + residual, which may be None. If `relu`, limit values to 0 and `ceiling`."""
     return add_and_relu(evidence.realign(x, reference, gate), residual, relu, ceiling)
 
 
@@ -20,7 +20,7 @@ def moments(x: Tensor, bands: bool) -> Tensor:
 
 
 def add_and_relu(a: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None = None) -> Tensor:
-    """Add the residual, unless it is None, and apply the relu if asked for, which ends at `ceiling`."""
+    """Add the residual, unless it is None. If `relu`, limit values to 0 and `ceiling`."""
     a = a if residual is None else a + residual
     if not relu:
         return a

@@ -8,18 +8,17 @@ which a compiler fuses. The results are those of `trueup.functional` up to round
 
 from trueup.kernels.portable.gate import GateConstants, gate_constants, gate_values
 from trueup.kernels.portable.maps import MapConstants, map_constants, moments, realign
-from trueup.kernels.portable.transport import Target, is_jit_tracing, target_of, transport
+from trueup.kernels.portable.transport import Target, correct, target_of
 
 __all__ = [
     "GateConstants",
     "MapConstants",
     "Target",
+    "correct",
     "gate_constants",
     "gate_values",
-    "is_jit_tracing",
     "map_constants",
     "moments",
     "realign",
     "target_of",
-    "transport",
 ]

@@ -73,7 +73,7 @@ def gate_values(
     cells = _sum(((x[:, :, None] - c.left) * c.slope + c.jump).clamp(0, 1))
     beyond = (x - c.ends[0]).clamp(min=0) * c.tails[0] - (c.ends[1] - x).clamp(min=0) * c.tails[1]
     scores = cells * c.step + c.shift + beyond + 0 * x  # some runtimes lose NaN in a clamp
-    found = (scores @ c.whiten).square().mean(dim=1, keepdim=True)
+    found = _product(scores, c.whiten).square().mean(dim=1, keepdim=True)
     # Counted from the far end: a small p-value is a small sum, so rounding does not hurt it.
     p = (1 + _sum(((c.right - found) * c.fall).clamp(0, 1))) / (c.held + 1)
     g = (math.log(ramp * budget) - torch.log(p)) / math.log(ramp) if budget > 0 else torch.zeros_like(p)
@@ -83,7 +83,14 @@ def gate_values(
 
 def _sum(x: Tensor) -> Tensor:
     """Sum over the last dimension, by a product: OpenVINO 2026.4 fuses what follows a sum, and then returns garbage."""
-    return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
+    return _product(x, x.new_ones(x.shape[-1], 1)).squeeze(-1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product, also under autocast, which would round float32 to 8 bits and leaves float64 alone."""
+    if torch.is_autocast_enabled(a.device.type):
+        return (a.double() @ b.double()).to(a.dtype)
+    return a @ b
 
 
 def _features(moments: Tensor, floor: Tensor, bands: bool) -> Tensor:

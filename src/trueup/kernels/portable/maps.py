@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trueup.functional.ranges import within_range
+
 LARGEST = 3e38  # stands for an infinite κ: some runtimes refuse infinite constants
 
 
@@ -84,9 +86,7 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
         out = mean - excess
         for gain, part in zip(torch.split(gains, usual.width, dim=channels), parts, strict=True):
             out = out + gain * part
-    if a.dtype == torch.float16:
-        limit = torch.finfo(a.dtype).max
-        out = out.clamp(-limit, limit)
+    out = within_range(out, a.dtype)
     if gates is not None and may_close:
         finite = finite & (gates > 0)
     return torch.where(finite, out, wide).to(a.dtype)

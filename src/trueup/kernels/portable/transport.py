@@ -10,12 +10,14 @@ from torch import Tensor
 
 from trueup.functional.paper import Location
 from trueup.functional.paper import levels as _dense_ends
+from trueup.functional.ranges import within_range
+from trueup.kernels.eager import is_jit_tracing
 
 Levels = Literal["even", "dense ends"]
 
 
 class Target(NamedTuple):
-    """Constants of a target, in the form that `transport` reads."""
+    """Constants of a target, in the form that `correct` reads."""
 
     values: Tensor  # (m,) float32
     spacing: Levels
@@ -31,7 +33,7 @@ def target_of(curve: Tensor, levels: Tensor | None) -> Target | None:
     return Target(curve[1].float(), "even" if levels is None else "dense ends", curve.shape[1])
 
 
-def transport(a: Tensor, target: Target, step: float, *, location: Location, sparse: bool) -> Tensor:
+def correct(a: Tensor, target: Target, step: float, *, location: Location, sparse: bool) -> Tensor:
     """As `functional.correct`."""
     if step == 0:
         return a.clone()
@@ -42,10 +44,7 @@ def transport(a: Tensor, target: Target, step: float, *, location: Location, spa
     moved = _transport(row, goal)
     if location == "keep":
         moved = moved + (mean - goal.mean())
-    out = row + step * (moved - row)
-    if a.dtype == torch.float16:
-        limit = torch.finfo(a.dtype).max
-        out = out.clamp(-limit, limit)
+    out = within_range(row + step * (moved - row), a.dtype)
     stays = ~(mean.abs() < torch.finfo(row.dtype).max)
     if sparse:
         stays = stays | (row == 0)
@@ -55,17 +54,14 @@ def transport(a: Tensor, target: Target, step: float, *, location: Location, spa
 def _transport(rows: Tensor, target: Tensor) -> Tensor:
     """As `functional.transport`: each run of equal values gets the mean of the target over its ranks."""
     ordered, order = rows.detach().sort(dim=1)
-    begins = torch.cat([torch.ones_like(ordered[:, :1]), (ordered[:, 1:] != ordered[:, :-1]).to(rows.dtype)], dim=1)
-    run = begins.cumsum(dim=1).long() - 1  # exact: fewer values than float32 has whole numbers
+    # Integers, because a row may have more values than float32 has whole numbers. Sums are float32, as some runtimes
+    # have nothing wider: the mean over a run of millions of equal values is not exact.
+    begins = torch.cat([torch.ones_like(order[:, :1]), (ordered[:, 1:] != ordered[:, :-1]).long()], dim=1)
+    run = begins.cumsum(dim=1) - 1
     total = torch.zeros_like(ordered).scatter_add(1, run, target.expand_as(ordered))
-    count = torch.zeros_like(ordered).scatter_add(1, run, torch.ones_like(ordered))
+    count = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run))
     shared = (total / count.clamp(min=1)).gather(1, run)
     return torch.zeros_like(ordered).scatter(1, order, shared)
-
-
-def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace is recording."""
-    return torch._C._get_tracing_state() is not None
 
 
 def _order_statistics(target: Target, n: int) -> Tensor:
