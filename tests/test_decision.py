@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from hashlib import blake2b
 
 import pytest
 import torch
@@ -291,6 +292,27 @@ def test_for_a_gated_setting_only_images_that_its_gate_was_not_fitted_to_count_a
     assert gated.changed / 51 * 25 == pytest.approx(round(gated.changed / 51 * 25))
     assert gated.changed != pytest.approx(round(gated.changed))
     assert every.changed == round(every.changed)
+
+
+def test_on_several_ranks_the_images_that_the_gate_of_all_ranks_was_not_fitted_to_count_as_changed(trained, monkeypatch):
+    """The gate is fitted to every other image of all ranks, by their hashes: here, of two."""
+    rule = Evidence(least=0.0, strength=0.5)
+    monkeypatch.setattr(search, "CANDIDATES", (rule,))
+    mine, theirs = pictures(51, 2)[0], trueup.calibrate(trained, [pictures(45, 7)[0]], decide=False)
+    ranks = lambda value: [value, theirs] if isinstance(value, trueup.Targets) else [value]  # noqa: E731
+    monkeypatch.setattr("trueup._calibrate.gathered", ranks)
+    said = lambda out: (1e5 * out[:, 0]).round().long()  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model is left as it is
+        targets = trueup.calibrate(trained, [mine], answer=said, max_changed=1.0)
+    hashes = [int.from_bytes(blake2b(x.numpy().tobytes(), digest_size=8).digest(), "big", signed=True) for x in mine]
+    order = sorted({*hashes, *theirs.sampled.tolist()})
+    held_out = torch.tensor([order.index(value) % 2 == 1 for value in hashes])
+    robust = trueup.correct(trained, targets, rule)
+    with torch.inference_mode():
+        changed = (said(robust(mine)) != said(trained(mine))).double()
+    assert changed[held_out].mean() != changed[~held_out].mean()
+    assert targets.decision.trials[1].changed == pytest.approx(51 * float(changed[held_out].mean()))
 
 
 def test_a_setting_that_moves_clean_scores_far_is_out_even_if_no_answer_changes():

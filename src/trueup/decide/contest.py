@@ -34,6 +34,7 @@ class Contest:
         traced: Trace,
         targets: Targets,
         batches: list[tuple[Tensor, Inputs]],
+        held_out: Tensor,
         own: list[Tensor],
         scales: Scales,
         levels: tuple[float, float],
@@ -43,6 +44,7 @@ class Contest:
         progress: Progress,
     ) -> None:
         self._batches, self._own, self._scales, self._levels = batches, own, scales, levels
+        self._held_out = held_out  # mask of the images to which the gate was not fitted
         self._answer, self._progress, self._device = answer, progress, device_of(traced.model)
         there = replace(targets, norms={name: norm.to(self._device) for name, norm in targets.norms.items()})
         self._rules: list[Evidence] = [LEFT_ALONE, *candidates]
@@ -86,7 +88,7 @@ class Contest:
             Trial(
                 rule,
                 images=self._images,
-                changed=_changed(rule, 1 - self._kept[k, 0]),
+                changed=self._changed(rule, 1 - self._kept[k, 0]),
                 kept=tuple(self._kept[k, 1:].sum(dim=1).tolist()),
                 gain=float(gains[k].sum()),
                 gain_square=float(gains[k].square().sum()),
@@ -94,6 +96,12 @@ class Contest:
             )
             for k, rule in enumerate(self._rules)
         )
+
+    def _changed(self, rule: Evidence, lost: Tensor) -> float:
+        """Clean answers that a rule changes. With a gate, as many as if all images were like those held out from it."""
+        if rule.gated and self._held_out.any():
+            return float(lost[self._held_out].mean() * len(lost))
+        return float(lost.sum())
 
     def _try(self, inputs: Inputs, said: Tensor, numbers: Tensor, level: int, weight: float) -> Iterator[Any]:
         """Yield the output of each setting, and count its answers that equal the model's own on clean images."""
@@ -128,13 +136,6 @@ def perturbed_copies(
             rows = torch.nonzero((numbers + k) % len(names) < PER_IMAGE).flatten()
             if len(rows):
                 yield number, perturb_all(batch.take(rows), name, scales, numbers=numbers[rows], level=level), rows
-
-
-def _changed(rule: Evidence, lost: Tensor) -> float:
-    """Clean answers that a rule changes. A gate was fitted to every other image, so only the rest can count for it."""
-    if rule.gated and len(lost) > 1:
-        return float(lost[1::2].mean() * len(lost))
-    return float(lost.sum())
 
 
 class Progress:

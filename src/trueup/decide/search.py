@@ -115,7 +115,8 @@ def decide(
     if may_tune:
         targets = _tuned(traced, targets, tuning, scales, levels, answer, select, progress)
     usable = [rule for rule in _candidates(targets) if _applies(rule, traced, targets, select)]
-    contest = Contest(traced, targets, batches, own, scales, levels, usable, answer, select, progress)
+    held_out = targets.held_out(trying.hashes)
+    contest = Contest(traced, targets, batches, held_out, own, scales, levels, usable, answer, select, progress)
     contest.try_clean_images()
     clean = Decision(_pooled(contest.trials()), max_changed)
     contest.keep([clean.allows(trial) for trial in clean.trials])
