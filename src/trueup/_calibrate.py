@@ -27,6 +27,7 @@ from trueup.rules.evidence import GATE_DEPTH
 from trueup.targets import Accumulator, Fingerprint, Targets
 from trueup.targets.accumulate import Measured
 
+COLUMNS = 32  # of an image that its hash reads, at least
 RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
 
 
@@ -188,14 +189,15 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
 def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
     """Start to copy pixels to the host; the returned function hashes them to the images' names `(batch,)` int64.
 
-    A name is a hash of the image's content, the same in any batch, order and process. The device keeps working during
-    the copy; only the returned function waits for it.
+    A name is a hash of about 4096 values spread over the image, the same in any batch, order and process. Images that
+    agree in these values count as copies. The device keeps working during the copy; only the returned function waits
+    for it.
     """
     images = inputs.images
     if images is None:
         return lambda: _hashes([_content(inputs.part(k, k + 1), number) for k in range(len(inputs))])
     flat = images.reshape(len(images), -1)
-    few = flat[:, :: max(1, flat.shape[1] // 4096)].contiguous()  # enough to tell photographs apart
+    few = flat[:, :: _stride(flat.shape[1], images.shape[-1])].contiguous()
     finite = torch.isfinite(images).all()
     arrived = None
     if images.is_cuda:
@@ -213,6 +215,20 @@ def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
         return _hashes([row.tobytes() for row in few.cpu().view(torch.uint8).numpy()])
 
     return names
+
+
+def _stride(values: int, width: int) -> int:
+    """Distance of the values of an image that its hash reads, about 4096 of them.
+
+    A distance that has a large divisor in common with the width would read few columns, so it is increased.
+
+    >>> _stride(3 * 224 * 224, 224), _stride(3 * 1024 * 1024, 1024)
+    (36, 769)
+    """
+    stride = max(1, values // 4096)
+    while width // math.gcd(stride, width) < min(width, COLUMNS):
+        stride += 1
+    return stride
 
 
 _NOT_FINITE = "batch {} of the loader contains NaN or infinity; clean data must be finite"
