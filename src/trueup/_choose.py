@@ -64,7 +64,7 @@ def choose(
         )
     check_select(select)
     check_targets("choose", targets)
-    traced = trace(model, activations=activations, leaves=leaves, known=targets.sites)
+    traced = trace(model, activations=activations, leaves=leaves, own_buffers=True, known=targets.sites)
     batches = inputs_of(loader, model, transform=transform)
     check_model(targets, traced.model)
     settings = [replace(rule, strength=dose * rule.strength, base=dose * rule.base) for dose in (0.0, *DOSES)]
