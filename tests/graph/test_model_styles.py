@@ -275,6 +275,39 @@ def test_a_hook_that_changes_values_is_noticed_and_runs():
     assert trueup.correct(model, targets, LEFT_ALONE)(images(2)).equal(model(images(2)))
 
 
+def test_a_hook_is_noticed_however_small_the_outputs_are():
+    """As are probabilities of thousands of classes."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), Scaled()).eval()
+    model.register_forward_hook(lambda _m, _i, out: out * 2)
+    targets = trueup.calibrate(model, [images(2)], decide=False)
+    assert "differ from those of its traced forward pass" in str(targets)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_scores_of_masked_classes_do_not_hide_a_hook_nor_prevent_tracing(value):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), Masking(value)).eval()
+    assert trueup.calibrate(model, [images(2)], decide=False).sites.traced
+    model.register_forward_hook(lambda _m, _i, out: out * 2)
+    assert not trueup.calibrate(model, [images(2)], decide=False).sites.traced
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e-5 * x
+
+
+class Masking(nn.Module):
+    """Gives the last class of each image an infinite score, or none."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x.mean(dim=(2, 3))
+        return torch.cat([scores, torch.full_like(scores[:, :1], self.value)], dim=1)
+
+
 class Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x + torch.randn(3, 1, 1))
