@@ -294,7 +294,9 @@ def test_for_a_gated_setting_only_images_that_its_gate_was_not_fitted_to_count_a
     assert every.changed == round(every.changed)
 
 
-def test_on_several_ranks_the_images_that_the_gate_of_all_ranks_was_not_fitted_to_count_as_changed(trained, monkeypatch):
+def test_on_several_ranks_the_images_that_the_gate_of_all_ranks_was_not_fitted_to_count_as_changed(
+    trained, monkeypatch
+):
     """The gate is fitted to every other image of all ranks, by their hashes: here, of two."""
     rule = Evidence(least=0.0, strength=0.5)
     monkeypatch.setattr(search, "CANDIDATES", (rule,))

@@ -128,7 +128,7 @@ class Targets:
     def held_out(self, hashes: Tensor) -> Tensor:
         """Mask of the images, given by their `hashes` `(images,)`, to which the gate was not fitted."""
         kept = min((len(norm.sample) for norm in self.gate.values()), default=0)
-        return ~torch.isin(hashes, self.sampled[:kept].unique()[::2])  # `fit` takes every other image
+        return ~torch.isin(hashes, torch.unique_consecutive(self.sampled[:kept])[::2])  # `fit` takes every other image
 
     def save(self, path: str | PathLike[str], *, small: bool | None = None) -> None:
         """Write one safetensors file. It contains only numbers and text; loading it runs no code.
