@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images
-from trueup.graph import Instrumented, trace
+from trueup.graph import Instrumented, clone, trace
 
 LEFT_ALONE = trueup.Correction(lambda1=0)
 PAPER = trueup.Correction()
@@ -146,6 +146,22 @@ def test_an_optional_input_is_corrected_as_the_default_is():
     wanted = strong(images(2) + 1, None, True)["all"][0] * mask  # what it multiplies is the corrected map
     torch.testing.assert_close(strong(images(2) + 1, mask), wanted.mean((2, 3)))
     assert strong(images(2) + 1, None, True)["out"].equal(strong(images(2) + 1))
+
+
+def test_calls_with_an_optional_input_clone_the_model_once_and_follow_its_changes(monkeypatch):
+    model, made = Options().eval(), []
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), LEFT_ALONE)
+    monkeypatch.setattr("trueup.graph.instrument.clone", lambda inner: made.append(inner) or clone(inner))
+    for _ in range(3):
+        assert robust(images(4), mode="max").equal(model(images(4), mode="max"))
+    assert len(made) == 1
+    other = Options().eval()
+    robust.load_state_dict(other.state_dict(), assign=True)
+    assert robust(images(4), mode="max").equal(other(images(4), mode="max"))
+    wide = pickle.loads(pickle.dumps(robust)).double()
+    torch.testing.assert_close(wide(images(4).double(), mode="max").float(), other(images(4), mode="max"))
+    robust.get_submodule("conv").register_forward_hook(lambda _module, _args, out: 0 * out)
+    assert robust(images(4), mode="max").eq(0).all()
 
 
 def test_an_optional_input_that_calibration_was_given_stays_one():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -104,6 +105,7 @@ class Instrumented(LikeItsModel):
             if (module := put(site)) is not None:
                 modules[site.name] = module
         self.placed_at = list(modules)
+        self._watched_clone: tuple[list[Any], Callable[..., Any]] | None = None  # with the parts of the model
         self._placed = nn.ModuleList(modules.values())
         self.register_state_dict_post_hook(strip_prefix)  # type: ignore[no-untyped-call]
         self.eval()
@@ -169,10 +171,18 @@ class Instrumented(LikeItsModel):
         return [*self.placed_at, *self._all_read]
 
     def _untraced(self) -> Callable[..., Any]:
-        """Watched forward pass on a clone: hooks on the model itself would prevent fusing in the traced pass."""
-        twin = clone(self._inner)
-        trace = Trace(twin, self._known, self._activations, self._leaves)
-        return watched_pass(self, Watch(twin, trace, self._functions, self._used), twin)
+        """Watched forward pass on a clone: hooks on the model itself would prevent fusing in the traced pass.
+
+        It is made again if the model has other parts by now.
+        """
+        parts = _parts(self._inner)
+        known, run = self._watched_clone or ([], None)
+        if run is None or len(parts) != len(known) or not all(map(operator.is_, parts, known)):
+            twin = clone(self._inner)
+            trace = Trace(twin, self._known, self._activations, self._leaves)
+            run = watched_pass(self, Watch(twin, trace, self._functions, self._used), twin)
+            self._watched_clone = parts, run
+        return run
 
     def _rewired(self, graph: fx.Graph, places: list[Place]) -> Callable[..., Any]:
         """Compile the graph with the placed modules in it to a function of this module and the inputs."""
@@ -221,7 +231,7 @@ class Instrumented(LikeItsModel):
         return function_of(graph)
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return {**self.__dict__, "_watched_clone": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -240,6 +250,14 @@ class Instrumented(LikeItsModel):
                 unwatch(self._inner)
                 self._build(Trace(self._inner, self._known, self._activations, self._leaves))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    """All modules, tensors and hooks of a model, and the modes of the modules."""
+    modules = modules_of(model)
+    modes = [module.training for module in modules]
+    hooks = [hook for module in modules for kind in HOOKS for hook in getattr(module, kind).values()]
+    return [*modules, *model.parameters(), *model.buffers(), *loose_tensors(model), *hooks, *modes]
 
 
 def _has_hooks(model: nn.Module) -> bool:
