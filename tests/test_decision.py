@@ -458,7 +458,7 @@ class TestPerturbations:
     @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 17, 40), (5, 9, 9)], ids=["one channel", "odd", "five bands"])
     def test_any_input(self, name, shape):
         clean = 3 + 10 * torch.randn(6, *shape, generator=torch.Generator().manual_seed(0))
-        scale = Scale.of_batches([clean])
+        scale = Scale.of_batches(lambda: [clean])
         out = perturb(clean, name, scale, numbers=torch.arange(6), level=1.5)
         assert out.shape == clean.shape
         assert out.isfinite().all()
@@ -471,7 +471,7 @@ class TestPerturbations:
     @pytest.mark.parametrize("name", PERTURBATIONS)
     def test_a_higher_level_changes_more(self, name):
         clean = pictures(16, 0)[0]
-        scale, numbers = Scale.of_batches([clean]), torch.arange(16)
+        scale, numbers = Scale.of_batches(lambda: [clean]), torch.arange(16)
         mild, strong = (
             (perturb(clean, name, scale, numbers=numbers, level=level) - clean).abs().mean() for level in (0.5, 1.5)
         )
@@ -480,7 +480,7 @@ class TestPerturbations:
     def test_smoothing_leaves_almost_no_fine_detail(self):
         """A lens does not either; settings that amplify what is left must not look good here."""
         noise = torch.rand(4, 1, 224, 224, generator=torch.Generator().manual_seed(0))
-        out = perturb(noise, "smooth", Scale.of_batches([noise]), numbers=torch.arange(4), level=1.5)
+        out = perturb(noise, "smooth", Scale.of_batches(lambda: [noise]), numbers=torch.arange(4), level=1.5)
         before, after = (torch.fft.rfft2(images)[..., 56:168, 56:].abs().square().mean() for images in (noise, out))
         assert after < 0.01 * before
 
@@ -488,6 +488,6 @@ class TestPerturbations:
         clean = pictures(8, 0)[0]
         scaled = 50 * clean + 7
         for name in PERTURBATIONS:
-            small = perturb(clean, name, Scale.of_batches([clean]), numbers=torch.arange(8))
-            large = perturb(scaled, name, Scale.of_batches([scaled]), numbers=torch.arange(8))
+            small = perturb(clean, name, Scale.of_batches(lambda: [clean]), numbers=torch.arange(8))
+            large = perturb(scaled, name, Scale.of_batches(lambda: [scaled]), numbers=torch.arange(8))
             assert torch.allclose(50 * small + 7, large, atol=0.05), name

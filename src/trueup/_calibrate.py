@@ -17,15 +17,17 @@ import torch
 from torch import Tensor, distributed, nn
 
 from trueup._answers import Answer, most_likely
-from trueup._loading import Transform, inputs_of
+from trueup._loading import Transform, check_finite, inputs_of, not_finite
 from trueup._ranks import gathered
 from trueup.decide import ImageSample
 from trueup.decide import decide as decide_setting
 from trueup.graph import Activation, Inputs, Probe, Select, Site, check_select, examine, trace
 from trueup.rules import Method
 from trueup.rules.evidence import GATE_DEPTH
+from trueup.rules.limits import MAX_CHANGED, check_max_changed
 from trueup.targets import Accumulator, Fingerprint, Targets
 from trueup.targets.accumulate import Measured
+from trueup.targets.file import bytes_of
 
 COLUMNS = 32  # of an image that its hash reads, at least
 RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
@@ -40,7 +42,7 @@ def calibrate(
     resolution: int | None = RESOLUTION,
     method: Method = "auto",
     decide: bool = True,
-    max_changed: float = 0.05,
+    max_changed: float = MAX_CHANGED,
     answer: Answer = most_likely,
     progress: bool | None = None,
     select: Select | None = None,
@@ -75,15 +77,15 @@ def calibrate(
         `resolution`, in a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its largest
         activation), minimum and maximum exact. Double precision and `resolution=None` are always sorted.
     decide: False skips the decision. `correct` then needs a rule, or takes a careful one with a warning.
-    max_changed: the largest share of clean answers that the chosen setting may change.
+    max_changed: the largest share of clean answers that the chosen setting may change. It is larger than in `choose`,
+        because the images of a decision may be too few to show less: 50 images can show 2 %, with none that changes.
     answer: function that turns the model's output into its answer, a tensor (batch, ...) compared for equality. By
         default, the most likely class of scores (batch, classes, ...), per pixel if there are pixels.
     progress: show the progress of the decision on standard error; by default, if that is a terminal.
     select, activations, leaves: as for `trueup.sites`. The norms by which `Evidence` tells an unusual image are read
         whether or not they are selected.
     """
-    if isinstance(max_changed, bool) or not isinstance(max_changed, int | float) or not 0 < max_changed <= 1:
-        raise ValueError(f"calibrate(max_changed={max_changed!r}): expected a share of answers, above 0 and at most 1")
+    check_max_changed("calibrate", max_changed)
     if method not in get_args(Method):
         raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Method))}")
     if resolution is not None:
@@ -134,10 +136,10 @@ def calibrate(
 
     sample = ImageSample()
     for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
-        names = functools.cache(_start_naming(inputs, number))
-        sums.add(probe(inputs, measure_site), names)
+        hashes = functools.cache(_start_hashing(inputs, number))
+        sums.add(probe(inputs, measure_site), hashes)
         if decide:
-            sample.add(names(), inputs)
+            sample.add(hashes(), inputs)
     if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
     groups = (targets.activations, targets.norms, targets.gate)
@@ -186,10 +188,10 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
     return None if first is None else functools.reduce(operator.add, parts, first)
 
 
-def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
-    """Start to copy pixels to the host; the returned function hashes them to the images' names `(batch,)` int64.
+def _start_hashing(inputs: Inputs, number: int) -> Callable[[], Tensor]:
+    """Start to copy pixels to the host; the returned function makes of them the images' hashes `(batch,)` int64.
 
-    A name is a hash of about 4096 values spread over the image, the same in any batch, order and process. Images that
+    A hash is of about 4096 values spread over the image, and the same in any batch, order and process. Images that
     agree in these values count as copies. The device keeps working during the copy; only the returned function waits
     for it.
     """
@@ -207,14 +209,14 @@ def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(images.device))
 
-    def names() -> Tensor:
+    def hashes() -> Tensor:
         if arrived is not None:
             arrived.synchronize()
         if not finite:
-            raise ValueError(_NOT_FINITE.format(number))
+            raise not_finite(number)
         return _hashes([row.tobytes() for row in few.cpu().view(torch.uint8).numpy()])
 
-    return names
+    return hashes
 
 
 def _stride(values: int, width: int) -> int:
@@ -231,18 +233,13 @@ def _stride(values: int, width: int) -> int:
     return stride
 
 
-_NOT_FINITE = "batch {} of the loader contains NaN or infinity; clean data must be finite"
-
-
 def _content(image: Inputs, number: int) -> bytes:
     """Bytes of all tensors of one image."""
-    if not all(torch.isfinite(tensor).all() for tensor in image.tensors):
-        raise ValueError(_NOT_FINITE.format(number))
-    parts = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in image.tensors)
-    return b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts)
+    check_finite(image, number)
+    return b"".join(map(bytes_of, image.tensors))
 
 
 def _hashes(contents: list[bytes]) -> Tensor:
     digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
-    names = [int.from_bytes(digest, "big", signed=True) for digest in digests]
-    return torch.tensor(names, dtype=torch.int64, device="cpu")
+    numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -56,6 +56,17 @@ def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Te
             yield images.detach().to(device)
 
 
+def check_finite(inputs: Inputs, number: int) -> None:
+    """Raise ValueError if batch `number` of a loader of clean data holds NaN or infinity."""
+    if not all(tensor.isfinite().all() for tensor in inputs.tensors):
+        raise not_finite(number)
+
+
+def not_finite(number: int) -> ValueError:
+    """Make the error for a batch of clean data that holds NaN or infinity."""
+    return ValueError(f"batch {number} of the loader contains NaN or infinity; clean data must be finite")
+
+
 def _limited(batches: Iterable[Inputs], model: nn.Module, images: int | None) -> Iterator[Inputs]:
     left = images
     for batch in batches:

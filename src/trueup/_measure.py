@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup import functional
-from trueup._correct import check_model, check_sites, check_targets
+from trueup._checks import check_model, check_sites, check_targets
 from trueup.graph import Activation, Inputs, Probe, Select, Site, check_select, trace
 from trueup.targets import Targets
 

@@ -65,10 +65,10 @@ class _Observer(nn.Module):
 
 def run(module: nn.Module, inputs: Inputs, model: nn.Module) -> Any:
     """Run a module on a copy of the inputs, without gradients. Errors name the `model` and describe the inputs."""
-    there = inputs.to(device_of(model), copy=True)
+    there = inputs.to(device_of(model))
     try:
         with torch.inference_mode():
-            return module(*there.args, **there.kwargs)
+            return there.run(module)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError) as error:

@@ -19,7 +19,7 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
-from trueup.targets.site import Sites
+from trueup.targets.site import Kind, Sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,10 @@ class Targets:
     def rule(self) -> Evidence | None:
         """The rule that calibration chose; None with `decide=False`."""
         return None if self.decision is None else self.decision.rule
+
+    def of_kind(self, kind: Kind) -> Mapping[str, ActivationTarget] | Mapping[str, NormTarget]:
+        """Targets of the sites of one kind."""
+        return self.norms if kind == "norm" else self.activations
 
     @property
     def images(self) -> int:
