@@ -390,7 +390,7 @@ def test_targets_that_do_not_belong_together_cannot_be_added():
     targets = trueup.calibrate(model, [x], decide=False)
     with pytest.raises(ValueError, match="two different models.*'0.weight'"):
         targets + trueup.calibrate(make("resnet"), [x], decide=False)
-    with pytest.raises(ValueError, match="cannot be added: one has sites"):
+    with pytest.raises(ValueError, match="cannot be added: only one has a target of the site .1."):
         targets + trueup.calibrate(model, [x], select=lambda site: site.name != "1", decide=False)
     with pytest.raises(ValueError, match=r"'1': calibrated at two resolutions \(1025 and 33 values\)"):
         targets + trueup.calibrate(model, [x], resolution=33, decide=False)

@@ -11,21 +11,21 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, distributed, nn
 
-from trueup._answers import Answer, most_likely
-from trueup._loading import Transform, check_finite, inputs_of, not_finite
+from trueup._answers import most_likely
+from trueup._loading import check_finite, inputs_of, not_finite
 from trueup._ranks import gathered
 from trueup.decide import ImageSample
 from trueup.decide import decide as decide_setting
-from trueup.graph import Activation, Inputs, Probe, Select, Site, check_select, examine, trace
+from trueup.graph import Inputs, Probe, Site, check_select, examine, trace
 from trueup.rules import Method
 from trueup.rules.evidence import GATE_DEPTH
 from trueup.rules.limits import MAX_CHANGED, check_max_changed
-from trueup.targets import Accumulator, Fingerprint, Targets
+from trueup.targets import Accumulator, Fingerprint, Targets, listed
 from trueup.targets.accumulate import Measured
 from trueup.targets.file import bytes_of
 
@@ -37,16 +37,16 @@ def calibrate(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    transform: Transform | None = None,
+    transform: Callable[[Any], Any] | None = None,
     images: int | None = None,
     resolution: int | None = RESOLUTION,
-    method: Method = "auto",
+    method: Literal["auto", "sort", "histogram"] = "auto",
     decide: bool = True,
     max_changed: float = MAX_CHANGED,
-    answer: Answer = most_likely,
+    answer: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
-    select: Select | None = None,
-    activations: tuple[Activation, ...] = (),
+    select: Callable[[Site], bool] | None = None,
+    activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Targets:
     """Measure what a model's activations look like on clean images, and decide what is safe for this model.
@@ -94,6 +94,7 @@ def calibrate(
             raise TypeError(wanted)
         if resolution < 2:
             raise ValueError(wanted)
+    answer = most_likely if answer is None else answer
     if not callable(answer):
         raise TypeError(
             f"calibrate(answer={answer!r}): expected a function that turns the model's output into a tensor "
@@ -112,7 +113,7 @@ def calibrate(
     traced = traced.known(seen[0]) if seen else traced
     selected = [site.name for site in traced.sites if select is None or select(site)]
     if not selected:
-        left = f" (left alone, because their rows are not images: {', '.join(traced.sites.left)})"
+        left = f" (left alone, because their rows are not images: {listed(traced.sites.left)})"
         raise ValueError(
             f"{type(traced.model).__name__} has no site: no activation function or norm was found in its forward pass"
             f"{left if traced.sites.left else ''}, or `select` chose none; name your own with "

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from torch import nn
 
-from trueup.targets import Fingerprint, Targets, is_quantised
+from trueup.targets import Fingerprint, Targets, is_quantised, listed
 
 
 def check_targets(verb: str, targets: object) -> None:
@@ -31,13 +31,13 @@ def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str
     missing = [name for name in wanted if name not in found]
     if selected and len(missing) == len(wanted):
         raise ValueError(
-            f"select= matches none of the sites that this rule corrects and these targets hold: {', '.join(wanted)}; "
+            f"select= matches none of the sites that this rule corrects and these targets hold: {listed(wanted)}; "
             f"change select=, or give another rule="
         )
     if missing and not selected:
         raise ValueError(
             f"the targets hold the site {missing[0]!r}, which was not found in this {type(model).__name__}; it has "
-            f"{', '.join(found) or 'none of theirs'}; "
+            f"{listed(found) or 'none of theirs'}; "
             + _advice(model, "give the same activations= and leaves= as to calibrate")
         )
 

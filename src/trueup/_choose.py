@@ -5,7 +5,7 @@ The setting that `calibrate` chooses by default is decided in `trueup.decide`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from trueup._answers import Answer, agreement, most_likely
 from trueup._checks import check_model, check_targets
 from trueup._correct import build
-from trueup._loading import Transform, check_finite, inputs_of
+from trueup._loading import check_finite, inputs_of
 from trueup._ranks import gathered
-from trueup.graph import Activation, Inputs, Select, check_select, trace
+from trueup.graph import Inputs, Site, check_select, trace
 from trueup.rules import Evidence
 from trueup.rules.limits import MAX_CHANGED_OF_CHOOSE, check_max_changed, images_needed
 from trueup.targets import Targets
@@ -32,10 +32,10 @@ def choose(
     max_changed: float = MAX_CHANGED_OF_CHOOSE,
     rule: Evidence | None = None,
     *,
-    transform: Transform | None = None,
-    answer: Answer = most_likely,
-    select: Select | None = None,
-    activations: tuple[Activation, ...] = (),
+    transform: Callable[[Any], Any] | None = None,
+    answer: Callable[[Any], Tensor] | None = None,
+    select: Callable[[Site], bool] | None = None,
+    activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Evidence:
     """Find the strongest setting that changes at most `max_changed` of the model's answers on clean images.
@@ -53,9 +53,9 @@ def choose(
     `torch.distributed` is initialised, call it on every rank: all ranks then choose from the images of all.
 
     If the model answers per pixel, an image counts by its share of changed pixels: images are exchangeable, pixels are
-    not. For outputs that are not class scores in dimension 1, `answer` returns what is compared for equality: a
-    tensor `(batch, ...)`. `loader` and `transform` are as for `calibrate`, `select`, `activations` and `leaves` as for
-    `correct`.
+    not. The answer is the most likely class; for outputs that are not class scores in dimension 1, `answer` returns
+    what is compared for equality: a tensor `(batch, ...)`. `loader` and `transform` are as for `calibrate`, `select`,
+    `activations` and `leaves` as for `correct`.
     """
     rule = Evidence() if rule is None else rule
     if not isinstance(rule, Evidence):
@@ -68,7 +68,7 @@ def choose(
     check_model(targets, traced.model)
     settings = [replace(rule, strength=dose * rule.strength, base=dose * rule.base) for dose in (0.0, *DOSES)]
     networks = [build(traced, targets, setting, select) for setting in settings]
-    lost = gathered(_changed(networks, batches, answer))
+    lost = gathered(_changed(networks, batches, most_likely if answer is None else answer))
     if not (known := [part for part in lost if part is not None]):
         raise ValueError("choose: the loader is empty; give batches of clean images")
     differs = torch.cat(known, dim=1)

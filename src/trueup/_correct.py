@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trueup import kernels
 from trueup._checks import check_model, check_sites, check_targets
 from trueup._placed import AtSite, GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
-from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Sites, Trace, check_select, trace
+from trueup.graph import Instrumented, Kind, Reading, Select, Site, Sites, Trace, check_select, trace
 from trueup.rules import Correction, Evidence, Rule
 from trueup.targets import Targets
 
@@ -70,12 +70,12 @@ class Corrected(Instrumented):
 def correct(
     model: nn.Module,
     targets: Targets,
-    rule: Rule | None = None,
+    rule: Evidence | Correction | None = None,
     *,
-    select: Select | None = None,
-    activations: tuple[Activation, ...] = (),
+    select: Callable[[Site], bool] | None = None,
+    activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
-    report: Reported = False,
+    report: bool | Literal["all"] = False,
 ) -> Corrected:
     """Make a module that does what `model` does, with its activations moved back towards clean ones.
 

@@ -56,7 +56,7 @@ class ImageSample:
     def split(self) -> tuple[ImageSample, ImageSample]:
         """Two samples with half of the images each.
 
-        The first half is even: a gate that was fitted to every other image was fitted to every other image of each.
+        Both halves begin at an even rank: a gate that is fitted to every other image leaves half of each.
         """
         half = len(self) // 4 * 2
         parts = ImageSample(), ImageSample()

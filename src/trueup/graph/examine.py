@@ -28,7 +28,8 @@ def examine(trace: Trace, inputs: Inputs) -> Trace:
 
     If the traced forward pass and the model disagree, the model is watched instead. A site with several rows per image,
     one image after the other, becomes a folded site. Sites with any other rows are removed and listed in `left`. Sites
-    that do not depend on the image, such as those of a network that computes position biases, are removed unlisted.
+    that do not depend on the image, such as those of a network that computes position biases, are dropped and not
+    listed in `left`, because there is nothing to correct.
 
     This takes two forward passes of the batch and one of a single image. If the model accepts smaller batches, only the
     first images of a large batch are used.

@@ -34,7 +34,7 @@ from trueup.graph.trace import HOOKS, Place, Trace, differ_from, fixed_inputs, r
 from trueup.graph.watch import Watch, unwatch
 from trueup.graph.watched_pass import watched_pass
 from trueup.graph.wrapper import LikeItsModel, function_of, strip_prefix
-from trueup.targets import Site
+from trueup.targets import Site, listed
 
 
 class Reading(NamedTuple):
@@ -122,9 +122,11 @@ class Instrumented(LikeItsModel):
         names = [site.name for site in self._known]
         read = list(dict.fromkeys([*self._read_sites, *self._reported_sites]))
         if missing := [name for name in read if name not in names]:
+            reader = "gate" if missing[0] in self._read_sites else "report"
             raise ValueError(
-                f"the gate reads the site {missing[0]!r}, which was not found in this {type(self._inner).__name__}; it "
-                f"has {', '.join(names) or 'no sites'}; give the same activations= and leaves= as to calibrate"
+                f"the {reader} reads the site {missing[0]!r}, which was not found in this "
+                f"{type(self._inner).__name__}; it has {listed(names) or 'no sites'}; give the same activations= and "
+                "leaves= as to calibrate"
             )
         return read
 

@@ -12,7 +12,7 @@ from trueup.graph.clone import device_of
 from trueup.graph.inputs import Inputs
 from trueup.graph.instrument import Instrumented
 from trueup.graph.trace import Trace
-from trueup.targets import Site
+from trueup.targets import Site, listed
 
 
 class Probe:
@@ -42,8 +42,7 @@ class Probe:
                 name, rows = next(iter(strange.items()))
                 raise ValueError(
                     f"site {name!r} of {type(self.model).__name__} has {rows} rows for {len(batch)} images, so its "
-                    f"first dimension is not the batch; leave such sites out with select=lambda site: site.name not in "
-                    f"{sorted(strange)}"
+                    f"first dimension is not the batch; leave such sites out with select= ({listed(strange)})"
                 )
             return {site.name: value for site, (_, value) in self._seen.items()}
         finally:

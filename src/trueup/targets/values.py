@@ -93,7 +93,12 @@ class Targets:
             raise ValueError(f"these targets belong to two different models and cannot be added: {difference}")
         for mine, theirs in ((self.activations, other.activations), (self.norms, other.norms)):
             if list(mine) != list(theirs):
-                raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
+                name = next((name for name in [*mine, *theirs] if name not in mine or name not in theirs), None)
+                raise ValueError(
+                    f"these targets cannot be added: only one has a target of the site {name!r}"
+                    if name is not None
+                    else "these targets cannot be added: their sites come in another order"
+                )
         if any(len(t.sample) < min(t.images, self.SAMPLE) for part in (self, other) for t in part.norms.values()):
             warnings.warn(
                 "these targets come from a small file, which keeps fewer single images, so their sum describes the "
