@@ -248,6 +248,7 @@ class Instrumented(LikeItsModel):
         # torch moves and casts parameters in place; shared ones would drag the model along.
         if any(fn(tensor) is not tensor for tensor in [*self._inner.parameters(), *self._inner.buffers()]):
             self._inner = copy.deepcopy(self._inner, {id(t): t for t in loose_tensors(self._inner)})
+            self._watched_clone = None
             if not self._known.traced:
                 unwatch(self._inner)
                 self._build(Trace(self._inner, self._known, self._activations, self._leaves))
