@@ -389,12 +389,22 @@ def test_targets_that_do_not_belong_together_cannot_be_added():
     targets = trueup.calibrate(model, [x], decide=False)
     with pytest.raises(ValueError, match="two different models.*'0.weight'"):
         targets + trueup.calibrate(make("resnet"), [x], decide=False)
-    with pytest.raises(ValueError, match="cannot be added: one has sites"):
+    with pytest.raises(ValueError, match="cannot be added: only one has a target of the site .1."):
         targets + trueup.calibrate(model, [x], select=lambda site: site.name != "1", decide=False)
     with pytest.raises(ValueError, match=r"'1': calibrated at two resolutions \(1025 and 33 values\)"):
         targets + trueup.calibrate(model, [x], resolution=33, decide=False)
     with pytest.raises(TypeError):
         targets + 1
+
+
+@pytest.mark.parametrize("size", [(1024, 1024), (512, 512), (64, 1024)])
+def test_large_images_that_differ_in_some_columns_are_different_images(size):
+    """Letterboxed pictures, documents and masks: a strip somewhere is all that tells them apart."""
+    x = torch.zeros(8, 3, *size)
+    for k in range(8):
+        x[k, :, 20:60, 37 + 40 * k : 67 + 40 * k] = 1
+    targets = trueup.calibrate(nn.Sequential(nn.AvgPool2d(32), nn.BatchNorm2d(3)).eval(), [x], decide=False)
+    assert len(targets.sampled.unique()) == 8
 
 
 @pytest.mark.parametrize("picture", [torch.zeros(3, 32, 32), images(1)[0]], ids=["black", "any"])

@@ -73,6 +73,22 @@ def test_the_model_keeps_its_mode_and_its_weights(resnet):
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_model_that_adds_up_what_it_sees_is_not_touched():
+    class Adding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, x):
+            self.total.add_(x.mean())
+            return self.body(x).mean(dim=(2, 3))
+
+    model = Adding().eval()
+    trueup.choose(model, trueup.calibrate(model, [images(12)], decide=False), [images(12)], 0.5)
+    assert model.total.item() == 0
+
+
 def test_pixels_count_by_their_share():
     """Half of each image always changes its answer, where a rule changes anything at all."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1)).eval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -142,10 +144,10 @@ def test_inputs_without_a_picture_decline_with_the_reason(make, said):
 def test_each_picture_is_perturbed_by_its_own_units_and_everything_else_is_left():
     x, depth, ids, mask = photographs(8), 100 + photographs(8)[:, :1], torch.arange(8), (photographs(8)[:, :1] > 0)
     batch = Inputs((x, ids), {"depth": {"map": depth}, "mask": mask.float(), "shared": torch.rand(3), "flag": True})
-    scales, numbers = scales_of([batch], None), torch.arange(8)
+    scales, numbers = scales_of(lambda: [batch], None), torch.arange(8)
     out = perturb_all(batch, "noise", scales, numbers=numbers, level=1.0)
-    assert out.args[0].equal(perturb(x, "noise", Scale.of_batches([x]), numbers=numbers))
-    units = Scale.of_batches([depth])
+    assert out.args[0].equal(perturb(x, "noise", Scale.of_batches(lambda: [x]), numbers=numbers))
+    units = Scale.of_batches(lambda: [depth])
     assert out.kwargs["depth"]["map"].equal(perturb(depth, "noise", units, numbers=numbers, seed=1))
     assert out.args[1] is ids
     assert all(out.kwargs[key] is batch.kwargs[key] for key in ("mask", "shared", "flag"))
@@ -156,11 +158,29 @@ def test_the_tone_of_a_video_changes_alike_in_all_frames(channels_at):
     still = photographs(4)[:, :, None].expand(-1, -1, 6, -1, -1)
     video = still if channels_at == 1 else still.transpose(1, 2)
     batch = Inputs((video,))
-    out = perturb_all(batch, "tone", scales_of([batch], None), numbers=torch.arange(4), level=1.0).args[0]
+    out = perturb_all(batch, "tone", scales_of(lambda: [batch], None), numbers=torch.arange(4), level=1.0).args[0]
     frames = out.movedim(3 - channels_at, 1)
     assert out.shape == video.shape
     assert not frames.isclose(still.transpose(1, 2)).all()
     torch.testing.assert_close(frames, frames[:, :1].expand_as(frames))
+
+
+def test_the_units_are_measured_with_one_batch_in_memory():
+    alive, x = [], photographs(12)
+
+    def batches():
+        for part in x.split(3):
+            assert sum(ref() is not None for ref in alive) <= 1  # the one before
+            batch = part.clone()
+            alive.append(weakref.ref(batch))
+            yield Inputs.of(batch)
+            del batch
+
+    scale = scales_of(batches, None)[0]
+    pixels = x.transpose(0, 1).flatten(1)
+    torch.testing.assert_close(scale.spread.flatten(), pixels.std(dim=1, correction=0))
+    assert scale.low.flatten().equal(pixels.amin(1))
+    assert scale.high.flatten().equal(pixels.amax(1))
 
 
 def test_images_of_one_kind_go_together_and_come_apart_as_they_were():

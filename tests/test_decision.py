@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from hashlib import blake2b
 
 import pytest
 import torch
@@ -293,6 +294,29 @@ def test_for_a_gated_setting_only_images_that_its_gate_was_not_fitted_to_count_a
     assert every.changed == round(every.changed)
 
 
+def test_on_several_ranks_the_images_that_the_gate_of_all_ranks_was_not_fitted_to_count_as_changed(
+    trained, monkeypatch
+):
+    """The gate is fitted to every other image of all ranks, by their hashes: here, of two."""
+    rule = Evidence(least=0.0, strength=0.5)
+    monkeypatch.setattr(search, "CANDIDATES", (rule,))
+    mine, theirs = pictures(51, 2)[0], trueup.calibrate(trained, [pictures(45, 7)[0]], decide=False)
+    ranks = lambda value: [value, theirs] if isinstance(value, trueup.Targets) else [value]  # noqa: E731
+    monkeypatch.setattr("trueup._calibrate.gathered", ranks)
+    said = lambda out: (1e5 * out[:, 0]).round().long()  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model is left as it is
+        targets = trueup.calibrate(trained, [mine], answer=said, max_changed=1.0)
+    hashes = [int.from_bytes(blake2b(x.numpy().tobytes(), digest_size=8).digest(), "big", signed=True) for x in mine]
+    order = sorted({*hashes, *theirs.sampled.tolist()})
+    held_out = torch.tensor([order.index(value) % 2 == 1 for value in hashes])
+    robust = trueup.correct(trained, targets, rule)
+    with torch.inference_mode():
+        changed = (said(robust(mine)) != said(trained(mine))).double()
+    assert changed[held_out].mean() != changed[~held_out].mean()
+    assert targets.decision.trials[1].changed == pytest.approx(51 * float(changed[held_out].mean()))
+
+
 def test_a_setting_that_moves_clean_scores_far_is_out_even_if_no_answer_changes():
     """Training images keep their answers where unseen images would not."""
     none = Trial(LEFT_ALONE, 100, 0.0, (50.0, 40.0), 0.0, 0.0)
@@ -434,7 +458,7 @@ class TestPerturbations:
     @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 17, 40), (5, 9, 9)], ids=["one channel", "odd", "five bands"])
     def test_any_input(self, name, shape):
         clean = 3 + 10 * torch.randn(6, *shape, generator=torch.Generator().manual_seed(0))
-        scale = Scale.of_batches([clean])
+        scale = Scale.of_batches(lambda: [clean])
         out = perturb(clean, name, scale, numbers=torch.arange(6), level=1.5)
         assert out.shape == clean.shape
         assert out.isfinite().all()
@@ -447,7 +471,7 @@ class TestPerturbations:
     @pytest.mark.parametrize("name", PERTURBATIONS)
     def test_a_higher_level_changes_more(self, name):
         clean = pictures(16, 0)[0]
-        scale, numbers = Scale.of_batches([clean]), torch.arange(16)
+        scale, numbers = Scale.of_batches(lambda: [clean]), torch.arange(16)
         mild, strong = (
             (perturb(clean, name, scale, numbers=numbers, level=level) - clean).abs().mean() for level in (0.5, 1.5)
         )
@@ -456,7 +480,7 @@ class TestPerturbations:
     def test_smoothing_leaves_almost_no_fine_detail(self):
         """A lens does not either; settings that amplify what is left must not look good here."""
         noise = torch.rand(4, 1, 224, 224, generator=torch.Generator().manual_seed(0))
-        out = perturb(noise, "smooth", Scale.of_batches([noise]), numbers=torch.arange(4), level=1.5)
+        out = perturb(noise, "smooth", Scale.of_batches(lambda: [noise]), numbers=torch.arange(4), level=1.5)
         before, after = (torch.fft.rfft2(images)[..., 56:168, 56:].abs().square().mean() for images in (noise, out))
         assert after < 0.01 * before
 
@@ -464,6 +488,6 @@ class TestPerturbations:
         clean = pictures(8, 0)[0]
         scaled = 50 * clean + 7
         for name in PERTURBATIONS:
-            small = perturb(clean, name, Scale.of_batches([clean]), numbers=torch.arange(8))
-            large = perturb(scaled, name, Scale.of_batches([scaled]), numbers=torch.arange(8))
+            small = perturb(clean, name, Scale.of_batches(lambda: [clean]), numbers=torch.arange(8))
+            large = perturb(scaled, name, Scale.of_batches(lambda: [scaled]), numbers=torch.arange(8))
             assert torch.allclose(50 * small + 7, large, atol=0.05), name

@@ -148,6 +148,24 @@ def test_lists_of_images_of_different_sizes():
     assert not robust(pictures)[0]["scores"].isclose(model(pictures)[0]["scores"]).all()
 
 
+@pytest.mark.parametrize("shape", [(12, 20), (1, 20)])
+def test_signals_alone_in_a_list_are_a_batch_of_signals(shape):
+    """As `DataLoader(TensorDataset(signals))` gives them; the last batch has three, as an image has channels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(shape[0], 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten()).eval()
+    signals = torch.randn(19, *shape)
+    targets = trueup.calibrate(model, DataLoader(TensorDataset(signals), batch_size=8), decide=False)
+    assert targets.images == 19
+    assert targets == trueup.calibrate(model, signals.split(8), decide=False)
+    trueup.correct(model, targets, RULE)(signals[:2])
+
+
+def test_one_image_alone_in_a_list_is_an_image():
+    pictures = [images(1, 24, seed=k)[0, :, :16] for k in range(3)]
+    targets = trueup.calibrate(Detector().eval(), [[picture] for picture in pictures], decide=False)
+    assert targets.images == 3
+
+
 def test_images_limits_by_images():
     model = make("resnet")
     few = trueup.calibrate(model, images(24).split(8), images=12, decide=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -114,6 +116,13 @@ def naming(name, *, on):
     return model
 
 
+class OnAMac(nn.Module):
+    """Says that its parameters lie on Apple's GPU."""
+
+    def parameters(self, recurse: bool = True):
+        yield SimpleNamespace(is_meta=False, device=torch.device("mps:0"))
+
+
 def test_an_attribute_that_hides_a_method_which_is_not_called_does_no_harm():
     model = naming("eval", on="part")
     trueup.calibrate(model, [images(2)], decide=False)
@@ -124,12 +133,13 @@ def test_an_attribute_that_hides_a_method_which_is_not_called_does_no_harm():
     [
         (lambda: torch.jit.trace(make("vgg"), images(1)), TypeError, "TorchScript.*give the Python module"),
         (lambda: make("vgg").to("meta"), ValueError, "meta device, which hold no values; load its weights first"),
+        (OnAMac, ValueError, r"mps:0, .* without double precision; use model.to.'cpu'."),
         (sharded, TypeError, "before fully_shard"),
         (lambda: naming("parameters", on="model"), TypeError, "the model .Sequential. .* 'parameters', which hides"),
         (lambda: naming("children", on="part"), TypeError, "0 .Conv2d. .* 'children', .* rename the attribute"),
         (lambda: make("vgg").state_dict(), TypeError, "the model is a OrderedDict: expected a torch.nn.Module"),
     ],
-    ids=["TorchScript", "meta", "FSDP", "a model's name", "a part's name", "state_dict"],
+    ids=["TorchScript", "meta", "MPS", "FSDP", "a model's name", "a part's name", "state_dict"],
 )
 def test_what_cannot_be_corrected_is_refused_with_the_way_out(model, error, message):
     with pytest.raises(error, match=message):

@@ -11,22 +11,25 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, distributed, nn
 
-from trueup._answers import Answer, most_likely
-from trueup._loading import Transform, inputs_of
+from trueup._answers import most_likely
+from trueup._loading import check_finite, inputs_of, not_finite
 from trueup._ranks import gathered
 from trueup.decide import ImageSample
 from trueup.decide import decide as decide_setting
-from trueup.graph import Activation, Inputs, Probe, Select, Site, check_select, examine, trace
+from trueup.graph import Inputs, Probe, Site, check_select, examine, trace
 from trueup.rules import Method
 from trueup.rules.evidence import GATE_DEPTH
-from trueup.targets import Accumulator, Fingerprint, Targets
+from trueup.rules.limits import MAX_CHANGED, check_max_changed
+from trueup.targets import Accumulator, Fingerprint, Targets, listed
 from trueup.targets.accumulate import Measured
+from trueup.targets.file import bytes_of
 
+COLUMNS = 32  # of an image that its hash reads, at least
 RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
 
 
@@ -34,16 +37,16 @@ def calibrate(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    transform: Transform | None = None,
+    transform: Callable[[Any], Any] | None = None,
     images: int | None = None,
     resolution: int | None = RESOLUTION,
-    method: Method = "auto",
+    method: Literal["auto", "sort", "histogram"] = "auto",
     decide: bool = True,
-    max_changed: float = 0.05,
-    answer: Answer = most_likely,
+    max_changed: float = MAX_CHANGED,
+    answer: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
-    select: Select | None = None,
-    activations: tuple[Activation, ...] = (),
+    select: Callable[[Site], bool] | None = None,
+    activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Targets:
     """Measure what a model's activations look like on clean images, and decide what is safe for this model.
@@ -74,15 +77,15 @@ def calibrate(
         `resolution`, in a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its largest
         activation), minimum and maximum exact. Double precision and `resolution=None` are always sorted.
     decide: False skips the decision. `correct` then needs a rule, or takes a careful one with a warning.
-    max_changed: the largest share of clean answers that the chosen setting may change.
+    max_changed: the largest share of clean answers that the chosen setting may change. It is larger than in `choose`,
+        because the images of a decision may be too few to show less: 50 images can show 2 %, with none that changes.
     answer: function that turns the model's output into its answer, a tensor (batch, ...) compared for equality. By
         default, the most likely class of scores (batch, classes, ...), per pixel if there are pixels.
     progress: show the progress of the decision on standard error; by default, if that is a terminal.
     select, activations, leaves: as for `trueup.sites`. The norms by which `Evidence` tells an unusual image are read
         whether or not they are selected.
     """
-    if isinstance(max_changed, bool) or not isinstance(max_changed, int | float) or not 0 < max_changed <= 1:
-        raise ValueError(f"calibrate(max_changed={max_changed!r}): expected a share of answers, above 0 and at most 1")
+    check_max_changed("calibrate", max_changed)
     if method not in get_args(Method):
         raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Method))}")
     if resolution is not None:
@@ -91,6 +94,7 @@ def calibrate(
             raise TypeError(wanted)
         if resolution < 2:
             raise ValueError(wanted)
+    answer = most_likely if answer is None else answer
     if not callable(answer):
         raise TypeError(
             f"calibrate(answer={answer!r}): expected a function that turns the model's output into a tensor "
@@ -109,7 +113,7 @@ def calibrate(
     traced = traced.known(seen[0]) if seen else traced
     selected = [site.name for site in traced.sites if select is None or select(site)]
     if not selected:
-        left = f" (left alone, because their rows are not images: {', '.join(traced.sites.left)})"
+        left = f" (left alone, because their rows are not images: {listed(traced.sites.left)})"
         raise ValueError(
             f"{type(traced.model).__name__} has no site: no activation function or norm was found in its forward pass"
             f"{left if traced.sites.left else ''}, or `select` chose none; name your own with "
@@ -133,10 +137,10 @@ def calibrate(
 
     sample = ImageSample()
     for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
-        names = functools.cache(_start_naming(inputs, number))
-        sums.add(probe(inputs, measure_site), names)
+        hashes = functools.cache(_start_hashing(inputs, number))
+        sums.add(probe(inputs, measure_site), hashes)
         if decide:
-            sample.add(names(), inputs)
+            sample.add(hashes(), inputs)
     if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
     groups = (targets.activations, targets.norms, targets.gate)
@@ -185,17 +189,18 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
     return None if first is None else functools.reduce(operator.add, parts, first)
 
 
-def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
-    """Start to copy pixels to the host; the returned function hashes them to the images' names `(batch,)` int64.
+def _start_hashing(inputs: Inputs, number: int) -> Callable[[], Tensor]:
+    """Start to copy pixels to the host; the returned function makes of them the images' hashes `(batch,)` int64.
 
-    A name is a hash of the image's content, the same in any batch, order and process. The device keeps working during
-    the copy; only the returned function waits for it.
+    A hash is of about 4096 values spread over the image, and the same in any batch, order and process. Images that
+    agree in these values count as copies. The device keeps working during the copy; only the returned function waits
+    for it.
     """
     images = inputs.images
     if images is None:
         return lambda: _hashes([_content(inputs.part(k, k + 1), number) for k in range(len(inputs))])
     flat = images.reshape(len(images), -1)
-    few = flat[:, :: max(1, flat.shape[1] // 4096)].contiguous()  # enough to tell photographs apart
+    few = flat[:, :: _stride(flat.shape[1], images.shape[-1])].contiguous()
     finite = torch.isfinite(images).all()
     arrived = None
     if images.is_cuda:
@@ -205,28 +210,37 @@ def _start_naming(inputs: Inputs, number: int) -> Callable[[], Tensor]:
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(images.device))
 
-    def names() -> Tensor:
+    def hashes() -> Tensor:
         if arrived is not None:
             arrived.synchronize()
         if not finite:
-            raise ValueError(_NOT_FINITE.format(number))
+            raise not_finite(number)
         return _hashes([row.tobytes() for row in few.cpu().view(torch.uint8).numpy()])
 
-    return names
+    return hashes
 
 
-_NOT_FINITE = "batch {} of the loader contains NaN or infinity; clean data must be finite"
+def _stride(values: int, width: int) -> int:
+    """Distance of the values of an image that its hash reads, about 4096 of them.
+
+    A distance that has a large divisor in common with the width would read few columns, so it is increased.
+
+    >>> _stride(3 * 224 * 224, 224), _stride(3 * 1024 * 1024, 1024)
+    (36, 769)
+    """
+    stride = max(1, values // 4096)
+    while width // math.gcd(stride, width) < min(width, COLUMNS):
+        stride += 1
+    return stride
 
 
 def _content(image: Inputs, number: int) -> bytes:
     """Bytes of all tensors of one image."""
-    if not all(torch.isfinite(tensor).all() for tensor in image.tensors):
-        raise ValueError(_NOT_FINITE.format(number))
-    parts = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in image.tensors)
-    return b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts)
+    check_finite(image, number)
+    return b"".join(map(bytes_of, image.tensors))
 
 
 def _hashes(contents: list[bytes]) -> Tensor:
     digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
-    names = [int.from_bytes(digest, "big", signed=True) for digest in digests]
-    return torch.tensor(names, dtype=torch.int64, device="cpu")
+    numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -5,8 +5,7 @@ The setting that `calibrate` chooses by default is decided in `trueup.decide`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from trueup._answers import Answer, agreement, most_likely
-from trueup._correct import build, check_model, check_targets
-from trueup._loading import Transform, inputs_of
+from trueup._checks import check_model, check_targets
+from trueup._correct import build
+from trueup._loading import check_finite, inputs_of
 from trueup._ranks import gathered
-from trueup.graph import Activation, Inputs, Select, check_select, trace
+from trueup.graph import Inputs, Site, check_select, trace
 from trueup.rules import Evidence
+from trueup.rules.limits import MAX_CHANGED_OF_CHOOSE, check_max_changed, images_needed
 from trueup.targets import Targets
 
 DOSES = (0.04, 0.06, 0.09, 0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
@@ -28,13 +29,13 @@ def choose(
     model: nn.Module,
     targets: Targets,
     loader: Iterable[Any],
-    max_changed: float = 0.005,
+    max_changed: float = MAX_CHANGED_OF_CHOOSE,
     rule: Evidence | None = None,
     *,
-    transform: Transform | None = None,
-    answer: Answer = most_likely,
-    select: Select | None = None,
-    activations: tuple[Activation, ...] = (),
+    transform: Callable[[Any], Any] | None = None,
+    answer: Callable[[Any], Tensor] | None = None,
+    select: Callable[[Site], bool] | None = None,
+    activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Evidence:
     """Find the strongest setting that changes at most `max_changed` of the model's answers on clean images.
@@ -47,33 +48,31 @@ def choose(
 
     If new images are drawn like these, the expected share of changed answers among them is at most `max_changed`, for
     any model: conformal risk control (Angelopoulos et al., 2024). The images must be new both to the model (a model is
-    surer of its training images) and to the targets, and at least 1 / `max_changed` - 1 in number. Where
+    surer of its training images) and to the targets, and at least 1 / `max_changed` - 1 in number. `max_changed` is
+    smaller than in `calibrate`, because this is a promise about new images, with as many as you give to keep it. Where
     `torch.distributed` is initialised, call it on every rank: all ranks then choose from the images of all.
 
     If the model answers per pixel, an image counts by its share of changed pixels: images are exchangeable, pixels are
-    not. For outputs that are not class scores in dimension 1, `answer` returns what is compared for equality: a
-    tensor `(batch, ...)`. `loader` and `transform` are as for `calibrate`, `select`, `activations` and `leaves` as for
-    `correct`.
+    not. The answer is the most likely class; for outputs that are not class scores in dimension 1, `answer` returns
+    what is compared for equality: a tensor `(batch, ...)`. `loader` and `transform` are as for `calibrate`, `select`,
+    `activations` and `leaves` as for `correct`.
     """
     rule = Evidence() if rule is None else rule
     if not isinstance(rule, Evidence):
         raise TypeError(f"choose(rule={rule!r}): expected an Evidence, whose strength can be chosen")
-    if isinstance(max_changed, bool) or not isinstance(max_changed, int | float) or not 0 < max_changed <= 1:
-        raise ValueError(
-            f"choose(max_changed={max_changed!r}): expected a share of clean images, above 0 and at most 1"
-        )
+    check_max_changed("choose", max_changed)
     check_select(select)
     check_targets("choose", targets)
-    traced = trace(model, activations=activations, leaves=leaves, known=targets.sites)
+    traced = trace(model, activations=activations, leaves=leaves, own_buffers=True, known=targets.sites)
     batches = inputs_of(loader, model, transform=transform)
     check_model(targets, traced.model)
     settings = [replace(rule, strength=dose * rule.strength, base=dose * rule.base) for dose in (0.0, *DOSES)]
     networks = [build(traced, targets, setting, select) for setting in settings]
-    lost = gathered(_changed(networks, batches, answer))
+    lost = gathered(_changed(networks, batches, most_likely if answer is None else answer))
     if not (known := [part for part in lost if part is not None]):
         raise ValueError("choose: the loader is empty; give batches of clean images")
     differs = torch.cat(known, dim=1)
-    images, wanted = differs.shape[1], math.ceil(1 / max_changed - 1e-9) - 1
+    images, wanted = differs.shape[1], images_needed(max_changed)
     if images < wanted:
         raise ValueError(
             f"choose(max_changed={max_changed}): {images} images are too few to bound the changed answers of any "
@@ -86,17 +85,11 @@ def _changed(networks: Sequence[nn.Module], batches: Iterable[Inputs], answer: A
     """Share of each image's answer that differs from the first network's `(others, images)`; None without images."""
     parts = []
     for number, inputs in enumerate(batches):
-        if not all(tensor.isfinite().all() for tensor in inputs.tensors):
-            raise ValueError(f"batch {number} of the loader contains NaN or infinity; clean data must be finite")
+        check_finite(inputs, number)
         with torch.inference_mode():
-            own, *others = (answer(_output(network, inputs)) for network in networks)
+            own, *others = (answer(inputs.run(network)) for network in networks)
             parts.append(1 - torch.stack([agreement(other, own) for other in others]).cpu())
     return torch.cat(parts, dim=1) if parts else None
-
-
-def _output(network: nn.Module, inputs: Inputs) -> Any:
-    copied = inputs.to(None, copy=True)
-    return network(*copied.args, **copied.kwargs)
 
 
 def doses_within(lost: Tensor, share: float) -> int:

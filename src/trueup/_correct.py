@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trueup import kernels
+from trueup._checks import check_model, check_sites, check_targets
 from trueup._placed import AtSite, GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
-from trueup.graph import Activation, Instrumented, Kind, Reading, Select, Site, Trace, check_select, trace
+from trueup.graph import Instrumented, Kind, Reading, Select, Site, Sites, Trace, check_select, trace
 from trueup.rules import Correction, Evidence, Rule
-from trueup.targets import Fingerprint, Sites, Targets, is_quantised
+from trueup.targets import Targets
 
+_PLACED: dict[Kind, Callable[[Site, Any, Any], AtSite]] = {"norm": Realign, "activation": Transport}
 CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
 """Used without a decision: a weak correction of the earliest norms, which depend least on an image's content."""
 
@@ -42,17 +45,10 @@ class Corrected(Instrumented):
         self, traced: Trace, targets: Targets, rule: Rule, names: Collection[str], report: Reported = False
     ) -> None:
         reading = _gate_reading(targets, rule, names) if isinstance(rule, Evidence) and rule.gated else None
-        place = {
-            name: lambda site: (
-                Realign(site, targets.norms[site.name], rule)
-                if isinstance(rule, Evidence)
-                else Transport(site, targets.activations[site.name], rule)
-            )
-            for name in names
-        }
+        place, known = _PLACED[rule.site_kind], targets.of_kind(rule.site_kind)
         super().__init__(
             traced,
-            lambda site: place[site.name](site) if site.name in place else None,
+            lambda site: place(site, known[site.name], rule) if site.name in names else None,
             reading=reading,
             report=reading_of(targets, rule, report, traced.sites, names),
         )
@@ -78,12 +74,12 @@ class Corrected(Instrumented):
 def correct(
     model: nn.Module,
     targets: Targets,
-    rule: Rule | None = None,
+    rule: Evidence | Correction | None = None,
     *,
-    select: Select | None = None,
-    activations: tuple[Activation, ...] = (),
+    select: Callable[[Site], bool] | None = None,
+    activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
-    report: Reported = False,
+    report: bool | Literal["all"] = False,
 ) -> Corrected:
     """Make a module that does what `model` does, with its activations moved back towards clean ones.
 
@@ -123,28 +119,31 @@ def build(
 ) -> Corrected:
     """Correct a traced model whose targets were checked. The result shares the trace's module objects."""
     # A rule of no strength places nothing: a hook keeps torch's transformer layers off their faster path, which rounds
-    # differently.
-    still = not rule.changes if isinstance(rule, Evidence) else rule.step == 0 and traced.graph is None
-    if still:
+    # differently. A traced model has no hooks.
+    if not rule.changes and (isinstance(rule, Evidence) or traced.graph is None):
         return Corrected(traced, targets, rule, [], report)
-    kind: Kind = "norm" if isinstance(rule, Evidence) else "activation"
-    wanted = targets.norms if isinstance(rule, Evidence) else targets.activations
-    if not wanted:
+    if not (wanted := targets.of_kind(rule.site_kind)):
         raise ValueError(_no_targets_message(traced.model, rule))
-    found = [site.name for site in traced.sites if site.kind == kind and (select is None or select(site))]
+    found = [site.name for site in traced.sites if site.kind == rule.site_kind and (select is None or select(site))]
     check_sites(traced.model, wanted, found, selected=select is not None)
-    names = [name for name in found if name in wanted]
-    if isinstance(rule, Evidence):
-        norms = [site.name for site in traced.sites if site.kind == "norm"]
-        names = [name for name in names if name in norms[: rule.corrected(len(norms))]]
+    names = [site.name for site in corrected_by(rule, traced.sites, targets, select)]
     robust = Corrected(traced, targets, rule, names, report)
-    if not robust._sites:
-        before = " and, with least=0, all norms before the gate" if getattr(rule, "least", 1) == 0 else ""
+    if isinstance(rule, Evidence) and not robust._sites:
+        before = " and, with least=0, all norms before the gate" if rule.least == 0 else ""
         raise ValueError(
-            f"nothing to correct: {rule} skips the last {1 - getattr(rule, 'depth', 1):.0%} of the norms{before}. "
+            f"nothing to correct: {rule} skips the last {1 - rule.depth:.0%} of the norms{before}. "
             f"Select other norms with select={', or set least=0.05' if before else ''}"
         )
     return robust
+
+
+def corrected_by(rule: Rule, sites: Sites, targets: Targets, select: Select | None) -> list[Site]:
+    """Sites that a rule corrects: selected ones with targets, for `Evidence` among the first share of all norms."""
+    mine = [site for site in sites if site.kind == rule.site_kind]
+    if isinstance(rule, Evidence):
+        mine = mine[: rule.corrected(len(mine))]
+    known = targets.of_kind(rule.site_kind)
+    return [site for site in mine if site.name in known and (select is None or select(site))]
 
 
 def default_rule(traced: Trace, targets: Targets, select: Select | None) -> Rule:
@@ -158,46 +157,6 @@ def default_rule(traced: Trace, targets: Targets, select: Select | None) -> Rule
         stacklevel=3,
     )
     return rule
-
-
-def check_targets(verb: str, targets: object) -> None:
-    """Raise TypeError unless `targets` is a `Targets`."""
-    if not isinstance(targets, Targets):
-        raise TypeError(
-            f"{verb}: expected Targets, got {type(targets).__name__}; read a file with trueup.Targets.load(path)"
-        )
-
-
-def check_model(targets: Targets, model: nn.Module) -> None:
-    """Raise ValueError if the targets were calibrated on another model, and say what differs."""
-    if difference := targets.fingerprint.difference(Fingerprint.of(model)):
-        raise ValueError(
-            f"these targets were calibrated on another model than this {type(model).__name__}: {difference}; "
-            + _advice(model, "calibrate again with trueup.calibrate(model, loader)")
-        )
-
-
-def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str], *, selected: bool) -> None:
-    """Raise ValueError if the model lacks sites that the targets hold, unless the user selected among them."""
-    missing = [name for name in wanted if name not in found]
-    if selected and len(missing) == len(wanted):
-        raise ValueError(
-            f"select= matches none of the sites that this rule corrects and these targets hold: {', '.join(wanted)}; "
-            f"change select=, or give another rule="
-        )
-    if missing and not selected:
-        raise ValueError(
-            f"the targets hold the site {missing[0]!r}, which was not found in this {type(model).__name__}; it has "
-            f"{', '.join(found) or 'none of theirs'}; "
-            + _advice(model, "give the same activations= and leaves= as to calibrate")
-        )
-
-
-def _advice(model: nn.Module, usual: str) -> str:
-    """Advice for a model that does not fit its targets. Quantisation may have removed its norms."""
-    if is_quantised(model):
-        return "this model is quantised, so correct first: quantise what trueup.correct(model, targets) returns"
-    return usual
 
 
 def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> Reading:
@@ -221,9 +180,8 @@ def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> R
 
 
 def _no_targets_message(model: nn.Module, rule: Rule) -> str:
-    kind = "norm" if isinstance(rule, Evidence) else "activation"
     return (
-        f"{type(rule).__name__} needs targets of {kind} sites, and these targets hold none: {type(model).__name__} has "
-        f"no such site, select= left it out, or the targets come from an earlier version; see "
-        "trueup.sites(model), and calibrate again with trueup.calibrate(model, loader)"
+        f"{type(rule).__name__} needs targets of {rule.site_kind} sites, and these targets hold none: "
+        f"{type(model).__name__} has no such site, select= left it out, or the targets come from an earlier version; "
+        "see trueup.sites(model), and calibrate again with trueup.calibrate(model, loader)"
     )

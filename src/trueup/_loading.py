@@ -16,6 +16,7 @@ Transform = Callable[[Any], Any]
 """Turns a batch into a model's arguments: one tensor, a tuple of positional or a dictionary of keyword arguments."""
 
 _LABELS = ("label", "labels", "target", "targets", "y")  # entries of a batch that are never a model's input by default
+_CHANNELS = (1, 3, 4)  # of a single image
 _ADVICE = (
     "say what the model takes with transform=lambda batch: ..., for example transform=lambda batch: batch['image']"
 )
@@ -27,7 +28,8 @@ def inputs_of(
     """Yield the inputs of each batch on the model's device, `images` images in all at most.
 
     Without `transform`, a batch is a tensor; or a tuple or list that starts with the model's required inputs; or a
-    dictionary of inputs by their names; or a list of single images. Labels that follow are not used.
+    dictionary of inputs by their names; or a list of single images `(channels, height, width)`. A list of one tensor
+    with three dimensions is one image if the first is 1, 3 or 4. Labels that follow are not used.
     """
     if isinstance(loader, Tensor):
         raise TypeError("the loader is a tensor, which would be taken image by image; give [images]")
@@ -40,7 +42,7 @@ def inputs_of(
         raise TypeError(f"transform={transform!r}: expected a function of a batch; {_ADVICE}")
     if images is not None and (isinstance(images, bool) or not isinstance(images, int) or images < 1):
         raise ValueError(f"images={images!r}: expected a number of images, 1 or more, or None for all")
-    return _limited((_arguments(batch, number, model, transform) for number, batch in enumerate(loader)), model, images)
+    return _limited(_read(loader, model, transform), model, images)
 
 
 def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:
@@ -56,6 +58,17 @@ def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Te
             yield images.detach().to(device)
 
 
+def check_finite(inputs: Inputs, number: int) -> None:
+    """Raise ValueError if batch `number` of a loader of clean data holds NaN or infinity."""
+    if not all(tensor.isfinite().all() for tensor in inputs.tensors):
+        raise not_finite(number)
+
+
+def not_finite(number: int) -> ValueError:
+    """Make the error for a batch of clean data that holds NaN or infinity."""
+    return ValueError(f"batch {number} of the loader contains NaN or infinity; clean data must be finite")
+
+
 def _limited(batches: Iterable[Inputs], model: nn.Module, images: int | None) -> Iterator[Inputs]:
     left = images
     for batch in batches:
@@ -66,7 +79,19 @@ def _limited(batches: Iterable[Inputs], model: nn.Module, images: int | None) ->
             return
 
 
-def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform | None) -> Inputs:
+def _read(loader: Iterable[Any], model: nn.Module, transform: Transform | None) -> Iterator[Inputs]:
+    signals = False  # whether 3-D tensors are batches; a batch of three signals alone looks like an image
+    for number, batch in enumerate(loader):
+        signals = signals or _holds_signals(batch)
+        yield _arguments(batch, number, model, transform, signals=signals)
+
+
+def _holds_signals(batch: Any) -> bool:
+    """Whether a batch is a list of one 3-D tensor that is no image: `(batch, channels, length)`."""
+    return is_list_of_images(batch) and len(batch) == 1 and batch[0].shape[0] not in _CHANNELS
+
+
+def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform | None, *, signals: bool) -> Inputs:
     inner = unwrapped(model)
     signature = inspect.signature(inner.forward)
     if transform is not None:
@@ -77,7 +102,7 @@ def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform |
             inputs = Inputs(batch if isinstance(batch, tuple) else (batch,))
     elif isinstance(batch, Mapping):
         inputs = _by_name(batch, number, inner, signature)
-    elif isinstance(batch, tuple | list) and batch and not is_list_of_images(batch):
+    elif isinstance(batch, tuple | list) and batch and (signals or not is_list_of_images(batch)):
         inputs = _by_position(batch, number, inner, signature)
     else:
         inputs = Inputs((batch,))

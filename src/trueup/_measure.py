@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trueup import functional
-from trueup._correct import check_model, check_sites, check_targets
-from trueup.graph import Activation, Inputs, Probe, Select, Site, check_select, trace
+from trueup._checks import check_model, check_sites, check_targets
+from trueup.graph import Inputs, Probe, Site, check_select, trace
 from trueup.targets import Targets
 
 
@@ -60,8 +61,8 @@ def measure(
     targets: Targets,
     images: Tensor | tuple[Any, ...] | dict[str, Any],
     *,
-    select: Select | None = None,
-    activations: tuple[Activation, ...] = (),
+    select: Callable[[Site], bool] | None = None,
+    activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Shift:
     """Compare each image's activations with the targets, in one forward pass of the uncorrected model.
@@ -87,8 +88,8 @@ class Meter:
         model: nn.Module,
         targets: Targets,
         *,
-        select: Select | None = None,
-        activations: tuple[Activation, ...] = (),
+        select: Callable[[Site], bool] | None = None,
+        activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
         leaves: tuple[type[nn.Module], ...] = (),
     ) -> None:
         check_targets("measure", targets)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from trueup.graph import Activation, Inputs, Select, Sites, check_select, examine, trace
+from trueup.graph import Inputs, Site, Sites, check_select, examine, trace
 
 
 def sites(
     model: nn.Module,
     example: Any = None,
     *,
-    select: Select | None = None,
-    activations: tuple[Activation, ...] = (),
+    select: Callable[[Site], bool] | None = None,
+    activations: tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
     leaves: tuple[type[nn.Module], ...] = (),
 ) -> Sites:
     """Sites of a model, in the order of its forward pass.

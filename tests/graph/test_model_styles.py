@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images
-from trueup.graph import Instrumented, trace
+from trueup.graph import Instrumented, clone, trace
 
 LEFT_ALONE = trueup.Correction(lambda1=0)
 PAPER = trueup.Correction()
@@ -148,6 +148,22 @@ def test_an_optional_input_is_corrected_as_the_default_is():
     assert strong(images(2) + 1, None, True)["out"].equal(strong(images(2) + 1))
 
 
+def test_calls_with_an_optional_input_clone_the_model_once_and_follow_its_changes(monkeypatch):
+    model, made = Options().eval(), []
+    robust = trueup.correct(model, trueup.calibrate(model, [images(4)], decide=False), LEFT_ALONE)
+    monkeypatch.setattr("trueup.graph.instrument.clone", lambda inner: made.append(inner) or clone(inner))
+    for _ in range(3):
+        assert robust(images(4), mode="max").equal(model(images(4), mode="max"))
+    assert len(made) == 1
+    other = Options().eval()
+    robust.load_state_dict(other.state_dict(), assign=True)
+    assert robust(images(4), mode="max").equal(other(images(4), mode="max"))
+    wide = pickle.loads(pickle.dumps(robust)).double()
+    torch.testing.assert_close(wide(images(4).double(), mode="max").float(), other(images(4), mode="max"))
+    robust.get_submodule("conv").register_forward_hook(lambda _module, _args, out: 0 * out)
+    assert robust(images(4), mode="max").eq(0).all()
+
+
 def test_an_optional_input_that_calibration_was_given_stays_one():
     model, mask = Options().eval(), torch.rand(30)
     targets = trueup.calibrate(model, [images(4)], transform=lambda x: (x, mask), decide=False)
@@ -273,6 +289,39 @@ def test_a_hook_that_changes_values_is_noticed_and_runs():
     targets = trueup.calibrate(model, [images(2)], decide=False)
     assert "differ from those of its traced forward pass" in str(targets)
     assert trueup.correct(model, targets, LEFT_ALONE)(images(2)).equal(model(images(2)))
+
+
+def test_a_hook_is_noticed_however_small_the_outputs_are():
+    """As are probabilities of thousands of classes."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), Scaled()).eval()
+    model.register_forward_hook(lambda _m, _i, out: out * 2)
+    targets = trueup.calibrate(model, [images(2)], decide=False)
+    assert "differ from those of its traced forward pass" in str(targets)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_scores_of_masked_classes_do_not_hide_a_hook_nor_prevent_tracing(value):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), Masking(value)).eval()
+    assert trueup.calibrate(model, [images(2)], decide=False).sites.traced
+    model.register_forward_hook(lambda _m, _i, out: out * 2)
+    assert not trueup.calibrate(model, [images(2)], decide=False).sites.traced
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e-5 * x
+
+
+class Masking(nn.Module):
+    """Gives the last class of each image an infinite score, or none."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x.mean(dim=(2, 3))
+        return torch.cat([scores, torch.full_like(scores[:, :1], self.value)], dim=1)
 
 
 class Noisy(nn.Module):

@@ -118,6 +118,8 @@ class TestReading:
 
     def test_a_site_that_is_not_there_is_named(self):
         with pytest.raises(
-            ValueError, match="reads the site 'nowhere', which was not found in this MobileNet; it has stem.1"
+            ValueError, match="gate reads the site 'nowhere', which was not found in this MobileNet; it has stem.1"
         ):
             Instrumented(trace(make("mobilenet")), lambda _: None, reading=Reading(["nowhere"], _Mean, _Weighted()))
+        with pytest.raises(ValueError, match="the report reads the site 'nowhere'"):
+            Instrumented(trace(make("mobilenet")), lambda _: None, report=Reading(["nowhere"], _Mean, _Weighted()))

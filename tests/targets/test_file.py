@@ -555,7 +555,7 @@ def test_a_file_of_the_first_version_is_read_and_says_what_it_lacks(tmp_path):
     shift = trueup.measure(model, old, images(2))
     assert shift.norms == ()
     assert shift.image_rank.isnan().all()
-    with pytest.raises(ValueError, match="cannot be added: one has sites"):
+    with pytest.raises(ValueError, match="cannot be added: only one has a target of the site .stem.1."):
         old + trueup.calibrate(model, [images(4)], decide=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,14 @@ from trueup._answers import Answer, agreement, relative_change
 from trueup._correct import build
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all
+from trueup.decide.progress import Progress
 from trueup.graph import Inputs, Select, Trace, device_of
 from trueup.rules import Evidence
 from trueup.targets import Targets, Trial
 from trueup.targets.decision import LEFT_ALONE
 
-WEIGHTS = (0.2, 0.4, 0.4)  # of a clean, a mildly and a strongly perturbed image in an image's value
-PER_IMAGE = 3  # perturbations of each level that an image gets, in turn
+LEVEL_WEIGHTS = (0.2, 0.4, 0.4)  # of a clean, a mildly and a strongly perturbed image in an image's value
+PERTURBATIONS_PER_IMAGE = 3  # perturbations of each level that an image gets, in turn
 
 
 class Contest:
@@ -34,6 +35,7 @@ class Contest:
         traced: Trace,
         targets: Targets,
         batches: list[tuple[Tensor, Inputs]],
+        held_out: Tensor,
         own: list[Tensor],
         scales: Scales,
         levels: tuple[float, float],
@@ -43,11 +45,12 @@ class Contest:
         progress: Progress,
     ) -> None:
         self._batches, self._own, self._scales, self._levels = batches, own, scales, levels
+        self._held_out = held_out  # mask of the images to which the gate was not fitted
         self._answer, self._progress, self._device = answer, progress, device_of(traced.model)
-        there = replace(targets, norms={name: norm.to(self._device) for name, norm in targets.norms.items()})
+        on_device = replace(targets, norms={name: norm.to(self._device) for name, norm in targets.norms.items()})
         self._rules: list[Evidence] = [LEFT_ALONE, *candidates]
         self._networks: list[nn.Module] = [traced.model]
-        self._networks += [build(traced, there, rule, select) for rule in candidates if batches]
+        self._networks += [build(traced, on_device, rule, select) for rule in candidates if batches]
         self._images = sum(len(numbers) for numbers, _ in batches)
         self._kept = torch.zeros(len(self._rules), 1 + len(levels), self._images, dtype=torch.float64, device="cpu")
         self._moved = torch.zeros(len(self._rules), dtype=torch.float64, device="cpu")
@@ -71,22 +74,23 @@ class Contest:
 
     def try_perturbed_images(self) -> None:
         """Count the answers that each setting keeps on perturbed copies."""
+        share = 1 / PERTURBATIONS_PER_IMAGE
         for (numbers, batch), said in zip(self._batches, self._own, strict=True):
             for level, inputs, rows in perturbed_copies(batch.to(self._device), numbers, self._scales, self._levels):
-                for _ in self._try(inputs, said[rows.to(said.device)], numbers[rows], level, 1 / PER_IMAGE):
+                for _ in self._try(inputs, said[rows.to(said.device)], numbers[rows], level, share):
                     pass
 
     def trials(self) -> tuple[Trial, ...]:
         """The trials so far; empty without images."""
         if not self._batches:
             return ()
-        values = (self._kept.new_tensor(WEIGHTS)[:, None] * self._kept).sum(dim=1)
+        values = (self._kept.new_tensor(LEVEL_WEIGHTS)[:, None] * self._kept).sum(dim=1)
         gains = values - values[0]
         return tuple(
             Trial(
                 rule,
                 images=self._images,
-                changed=_changed(rule, 1 - self._kept[k, 0]),
+                changed=self._changed(rule, 1 - self._kept[k, 0]),
                 kept=tuple(self._kept[k, 1:].sum(dim=1).tolist()),
                 gain=float(gains[k].sum()),
                 gain_square=float(gains[k].square().sum()),
@@ -95,10 +99,16 @@ class Contest:
             for k, rule in enumerate(self._rules)
         )
 
+    def _changed(self, rule: Evidence, lost: Tensor) -> float:
+        """Clean answers that a rule changes. With a gate, as many as if all images were like those held out from it."""
+        if rule.gated and self._held_out.any():
+            return float(lost[self._held_out].mean() * len(lost))
+        return float(lost.sum())
+
     def _try(self, inputs: Inputs, said: Tensor, numbers: Tensor, level: int, weight: float) -> Iterator[Any]:
         """Yield the output of each setting, and count its answers that equal the model's own on clean images."""
         for k, network in enumerate(self._networks):
-            now, output = answer_of(network, inputs.to(None, copy=True), self._answer)
+            now, output = answer_of(network, inputs, self._answer)
             self._kept[k, level].index_add_(0, numbers, weight * agreement(now, said).cpu())
             self._progress.add(len(inputs))
             yield output
@@ -107,7 +117,7 @@ class Contest:
 def answer_of(network: nn.Module, inputs: Inputs, answer: Answer) -> tuple[Tensor, Any]:
     """A network's answers and its whole output."""
     with torch.inference_mode():
-        output = network(*inputs.args, **inputs.kwargs)
+        output = inputs.run(network)
         said = answer(output)
     if not isinstance(said, Tensor) or said.dim() == 0 or len(said) != len(inputs) or said.is_floating_point():
         what = f"{said.dtype} of shape {tuple(said.shape)}" if isinstance(said, Tensor) else type(said).__name__
@@ -125,29 +135,6 @@ def perturbed_copies(
     names = list(PERTURBATIONS)
     for number, level in enumerate(levels, start=1):
         for k, name in enumerate(names):
-            rows = torch.nonzero((numbers + k) % len(names) < PER_IMAGE).flatten()
+            rows = torch.nonzero((numbers + k) % len(names) < PERTURBATIONS_PER_IMAGE).flatten()
             if len(rows):
                 yield number, perturb_all(batch.take(rows), name, scales, numbers=numbers[rows], level=level), rows
-
-
-def _changed(rule: Evidence, lost: Tensor) -> float:
-    """Clean answers that a rule changes. A gate was fitted to every other image, so only the rest can count for it."""
-    if rule.gated and len(lost) > 1:
-        return float(lost[1::2].mean() * len(lost))
-    return float(lost.sum())
-
-
-class Progress:
-    """Progress in images that passed through a model. Fewer than the total may turn out to be needed."""
-
-    def __init__(self, report: Callable[[int, int], None], total: int) -> None:
-        self._report, self._done, self._total = report, 0, total
-
-    def add(self, images: int) -> None:
-        """Report more images."""
-        self._done += images
-        self._report(min(self._done, self._total - 1), self._total)
-
-    def finish(self) -> None:
-        """Report the end."""
-        self._report(self._total, self._total)

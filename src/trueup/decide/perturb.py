@@ -10,7 +10,7 @@ the levels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -26,15 +26,21 @@ class Scale(NamedTuple):
     high: Tensor
 
     @classmethod
-    def of_batches(cls, batches: Sequence[Tensor]) -> Scale:
-        """Measure batches of clean images `(n, channels, height, width)`, of any sizes."""
-        flat = [images.transpose(0, 1).flatten(1).double() for images in batches]
-        count = sum(part.shape[1] for part in flat)
-        mean = torch.stack([part.sum(1) for part in flat]).sum(0) / count
-        square = torch.stack([(part - mean[:, None]).square().sum(1) for part in flat]).sum(0) / count
-        low = torch.stack([part.amin(1) for part in flat]).amin(0)
-        high = torch.stack([part.amax(1) for part in flat]).amax(0)
-        return cls(*(part.float().view(1, -1, 1, 1) for part in (square.sqrt(), low, high)))
+    def of_batches(cls, batches: Callable[[], Iterable[Tensor]]) -> Scale:
+        """Measure batches of clean images `(n, channels, height, width)`, of any sizes.
+
+        `batches` is called twice, so that one batch at a time needs to be in memory.
+        """
+
+        def flat() -> Iterator[Tensor]:
+            return (images.transpose(0, 1).flatten(1).double() for images in batches())
+
+        parts = [(part.sum(1), part.amin(1), part.amax(1), part.shape[1]) for part in flat()]
+        sums, lows, highs = (torch.stack(column) for column in list(zip(*parts, strict=True))[:3])
+        count = sum(part[3] for part in parts)
+        mean = sums.sum(0) / count
+        square = torch.stack([(part - mean[:, None]).square().sum(1) for part in flat()]).sum(0) / count
+        return cls(*(part.float().view(1, -1, 1, 1) for part in (square.sqrt(), lows.amin(0), highs.amax(0))))
 
 
 class Draw:

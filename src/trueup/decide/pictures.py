@@ -7,9 +7,10 @@ several: an image and its depth, two frames. Everything else that it takes stays
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from trueup.decide.perturb import Scale, perturb
 from trueup.graph import Inputs, is_list_of_images, rebuilt
+from trueup.targets.file import bytes_of
 
 SMALLEST = 4  # rows and columns, at least, of a picture beside others; a mask (batch, 1, 1, tokens) is not one
 MOST_CHANNELS = 4  # of a video; tells its channels from its frames
@@ -60,33 +62,31 @@ def reason_against(singles: Iterable[Inputs]) -> str | None:
     """The reason why these inputs, of one image each, cannot be perturbed; None if they can."""
     channels: dict[int, set[int]] = {}
     for single in singles:
-        values = _values(single)
-        pictures = {place: value for place, value in values.items() if _is_picture(value, alone=len(values) == 1)}
-        if not pictures:
+        if not (pictures := _pictures(single)):
             return (
-                f"it takes {_in_words(values)}, and only floating-point images or videos can be perturbed; pass a rule "
-                "to correct"
+                f"it takes {_in_words(_values(single))}, and only floating-point images or videos can be perturbed; "
+                "pass a rule to correct"
             )
-        for place, value in pictures.items():
-            channels.setdefault(place, set()).add(_as_images(value).shape[1])
+        for place, images in pictures.items():
+            channels.setdefault(place, set()).add(images.shape[1])
     if any(len(found) > 1 for found in channels.values()):
         return "its inputs differ in their number of channels, and cannot be perturbed alike; pass a rule to correct"
     return None
 
 
-def scales_of(batches: Sequence[Inputs], device: torch.device | None) -> Scales:
+def scales_of(batches: Callable[[], Iterable[Inputs]], device: torch.device | None) -> Scales:
     """Measure the units of each picture in batches of clean images.
 
-    A tensor with two values or fewer is taken for a mask, and left alone, if there is another picture.
+    A tensor with two values or fewer is taken for a mask, and left alone, if there is another picture. `batches` is
+    called several times, so that one batch at a time needs to be in memory.
     """
-    parts: dict[int, list[Tensor]] = {}
-    for batch in batches:
-        values = _values(batch)
-        for place, value in values.items():
-            if _is_picture(value, alone=len(values) == 1):
-                parts.setdefault(place, []).append(_as_images(value))
-    found = {place: Scale.of_batches(some) for place, some in parts.items()}
-    masks = {place for place, some in parts.items() if all(_is_mask(part, found[place]) for part in some)}
+
+    def images_at(place: int) -> Iterator[Tensor]:
+        return (found[place] for batch in batches() if place in (found := _pictures(batch)))
+
+    places = dict.fromkeys(place for batch in batches() for place in _pictures(batch))
+    found = {place: Scale.of_batches(functools.partial(images_at, place)) for place in places}
+    masks = {place for place, scale in found.items() if all(_is_mask(images, scale) for images in images_at(place))}
     kept = {place: scale for place, scale in found.items() if place not in masks} or found
     return {place: Scale(*(part.to(device) for part in scale)) for place, scale in kept.items()}
 
@@ -112,18 +112,25 @@ def _values(inputs: Inputs) -> dict[int, Tensor]:
     return found
 
 
+def _pictures(inputs: Inputs) -> dict[int, Tensor]:
+    """Pictures among the inputs as images, by their place."""
+    values = _values(inputs)
+    return {place: _as_images(v) for place, v in values.items() if _is_picture(v, alone=len(values) == 1)}
+
+
 def _change(inputs: Inputs, function: Callable[[int, Tensor], Tensor]) -> Inputs:
     """Inputs with a function of its place and value applied to each tensor that has an entry per image."""
-    count, places = len(inputs), itertools.count()
+    change = functools.partial(_changed, count=len(inputs), places=itertools.count(), function=function)
+    return Inputs(tuple(map(change, inputs.args)), {key: change(value) for key, value in inputs.kwargs.items()})
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return function(next(places), value) if _per_image(value, count) else value
-        if is_list_of_images(value) and len(value) == count:
-            return type(value)(function(next(places), torch.stack(list(value))).unbind())
-        return rebuilt(value, walk)
 
-    return Inputs(tuple(map(walk, inputs.args)), {key: walk(value) for key, value in inputs.kwargs.items()})
+# Not a function inside `_change`: one that calls itself is a reference cycle, and would keep the tensors for a while.
+def _changed(value: Any, count: int, places: Iterator[int], function: Callable[[int, Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(next(places), value) if _per_image(value, count) else value
+    if is_list_of_images(value) and len(value) == count:
+        return type(value)(function(next(places), torch.stack(list(value))).unbind())
+    return rebuilt(value, lambda part: _changed(part, count, places, function))
 
 
 def _per_image(value: Tensor, count: int) -> bool:
@@ -148,7 +155,7 @@ def _as_images(value: Tensor) -> Tensor:
 
 
 def _as_before(images: Tensor, value: Tensor) -> Tensor:
-    """Images in the shape of the picture that they were made from."""
+    """Undo `_as_images`: give perturbed images the shape of the original picture or video."""
     if value.dim() == 4:
         return images
     at = _channels_at(value)
@@ -166,5 +173,4 @@ def _in_words(values: Mapping[int, Tensor]) -> str:
 
 
 def _digest(value: Tensor) -> bytes:
-    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.blake2b(content, digest_size=8).digest()
+    return hashlib.blake2b(bytes_of(value), digest_size=8).digest()

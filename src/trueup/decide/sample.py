@@ -21,7 +21,8 @@ class ImageSample:
     """Clean images kept for the decision: those with the smallest hashes, so that no order or batch matters."""
 
     def __init__(self) -> None:
-        self._most, self._hashes, self._images = IMAGES, torch.empty(0, dtype=torch.int64, device="cpu"), list[Inputs]()
+        self._most, self._images = IMAGES, list[Inputs]()
+        self.hashes = torch.empty(0, dtype=torch.int64, device="cpu")  # of the images, ascending
         self._batch = SMALLEST_BATCH
 
     def add(self, hashes: Tensor, batch: Tensor | Inputs) -> None:
@@ -29,19 +30,19 @@ class ImageSample:
         inputs = Inputs.of(batch)
         self._batch = max(self._batch, len(inputs))
         self._most = min(self._most, max(MIN_IMAGES, BYTES // max(1, largest_image(inputs))))
-        known = set(self._hashes.tolist())
-        largest = self._hashes[-1] if len(self._hashes) >= self._most else None
+        known = set(self.hashes.tolist())
+        largest = self.hashes[-1] if len(self.hashes) >= self._most else None
         fresh = [
             k for k, value in enumerate(hashes.tolist()) if value not in known and (largest is None or value < largest)
         ]
-        both_hashes = torch.cat([self._hashes, hashes[fresh]])
+        both_hashes = torch.cat([self.hashes, hashes[fresh]])
         # A copy: a view would keep the whole batch in memory.
         both = [*self._images, *(inputs.part(k, k + 1).to(torch.device("cpu"), copy=True) for k in fresh)]
         ordered, order = both_hashes.sort(stable=True)
         distinct = torch.ones_like(ordered, dtype=torch.bool)
         distinct[1:] = ordered[1:] != ordered[:-1]
         chosen = order[distinct][: self._most].tolist()
-        self._hashes, self._images = both_hashes[chosen], [both[k] for k in chosen]
+        self.hashes, self._images = both_hashes[chosen], [both[k] for k in chosen]
         self.__dict__.pop("_kinds", None)
 
     def __len__(self) -> int:
@@ -53,11 +54,14 @@ class ImageSample:
         return reason_against(self._images)
 
     def split(self) -> tuple[ImageSample, ImageSample]:
-        """Two samples with half of the images each. A gate that was fitted to every other image stays so for both."""
+        """Two samples with half of the images each.
+
+        Both halves begin at an even rank: a gate that is fitted to every other image leaves half of each.
+        """
         half = len(self) // 4 * 2
         parts = ImageSample(), ImageSample()
         for part, kept in zip(parts, (slice(half), slice(half, None)), strict=True):
-            part._hashes, part._images, part._batch = self._hashes[kept], self._images[kept], self._batch
+            part.hashes, part._images, part._batch = self.hashes[kept], self._images[kept], self._batch
         return parts
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Inputs]:

@@ -11,24 +11,26 @@ the evidence are learned first (`trueup.decide.tune`), on other images. `trueup.
 from __future__ import annotations
 
 import functools
-import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from trueup._answers import Answer, agreement
+from trueup._correct import corrected_by
 from trueup._ranks import gathered
-from trueup.decide.contest import PER_IMAGE, WEIGHTS, Contest, Progress, answer_of, perturbed_copies
+from trueup.decide.contest import LEVEL_WEIGHTS, PERTURBATIONS_PER_IMAGE, Contest, answer_of, perturbed_copies
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all, scales_of
+from trueup.decide.progress import Progress
 from trueup.decide.sample import MIN_IMAGES, ImageSample
-from trueup.decide.tune import GROUP, KINDS, START, STEPS, tuned_weights
+from trueup.decide.tune import IMAGES_PER_PERTURBATION, PERTURBATIONS_PER_STEP, START, STEPS, tuned_weights
 from trueup.graph import Inputs, Probe, Select, Site, Trace, device_of
 from trueup.rules import Evidence
 from trueup.rules.evidence import NUISANCE_FLOOR
+from trueup.rules.limits import images_needed
 from trueup.targets import Decision, Targets, Trial
 from trueup.targets.norm import mean_weights
 
@@ -66,11 +68,11 @@ them matter; bolder ones with a gate; and the bold ones from above."""
 DRIFT_IMAGES = 100  # images used to measure how statistics drift
 DRIFT_LEVEL = 1.0
 MILD = 0.5  # level of perturbation
-STRONG = (1.5, 3.0, 6.0)  # the strong level is the first of these that ...
-FOOLED = 0.1  # ... changes this share of the model's answers; on an easy task, weaker ones do not tell settings apart
+STRONG = (1.5, 3.0, 6.0)  # strong levels to try, weakest first
+FOOLED = 0.1  # take the first that changes this share of the model's answers: a weaker one cannot tell settings apart
 LEVEL_IMAGES = 100  # images on which the strong level is found
 PASSES_PER_IMAGE = 4  # time of a forward and backward pass, in forward passes, roughly
-TUNING_PASSES = PASSES_PER_IMAGE * STEPS * KINDS * GROUP * len(WEIGHTS)
+TUNING_PASSES = PASSES_PER_IMAGE * STEPS * PERTURBATIONS_PER_STEP * IMAGES_PER_PERTURBATION * len(LEVEL_WEIGHTS)
 
 
 def decide(
@@ -98,24 +100,25 @@ def decide(
     may_tune = all(sum(gathered(len(half))) >= _min_images(max_changed) for half in (tuning, trying))
     tuning, trying = (tuning, trying) if may_tune else (sample, sample)
     batches = list(trying.batches())
-    scales = scales_of([inputs for _, inputs in sample.batches()], device)
+    scales = scales_of(lambda: (inputs for _, inputs in sample.batches()), device)
     error: Exception | None = None
     own: list[Tensor] = []
     try:
-        own = [answer_of(traced.model, inputs.to(device, copy=True), answer)[0] for _, inputs in batches]
+        own = [answer_of(traced.model, inputs.to(device), answer)[0] for _, inputs in batches]
     except ValueError as found:  # the output is not class scores
         error = found
     if failed := next((str(found) for found in gathered(error) if found is not None), None):
         return replace(targets, decision=Decision(max_changed=max_changed, note=failed))
-    targets = _with_drift(traced, targets, list(tuning.batches()), scales, device)
+    targets = _with_drift(traced, targets, tuning.batches(), scales, device)
     levels = (MILD, _strong_level(traced.model, batches, own, scales, answer, device))
     candidates = 1 + len(TUNED_CANDIDATES if may_tune else CANDIDATES)
-    trying_passes = len(trying) * (1 + len(levels) * PER_IMAGE) * candidates
+    trying_passes = len(trying) * (1 + len(levels) * PERTURBATIONS_PER_IMAGE) * candidates
     progress = Progress(report, trying_passes + (TUNING_PASSES if may_tune else 0))
     if may_tune:
         targets = _tuned(traced, targets, tuning, scales, levels, answer, select, progress)
     usable = [rule for rule in _candidates(targets) if _applies(rule, traced, targets, select)]
-    contest = Contest(traced, targets, batches, own, scales, levels, usable, answer, select, progress)
+    held_out = targets.held_out(trying.hashes)
+    contest = Contest(traced, targets, batches, held_out, own, scales, levels, usable, answer, select, progress)
     contest.try_clean_images()
     clean = Decision(_pooled(contest.trials()), max_changed)
     contest.keep([clean.allows(trial) for trial in clean.trials])
@@ -147,12 +150,7 @@ def _tuned(
     progress: Progress,
 ) -> Targets:
     """Targets with the mean of the weights that all ranks learned."""
-    norms = [site for site in traced.sites if site.kind == "norm"]
-    sites = [
-        site
-        for site in norms[: START.corrected(len(norms))]
-        if site.name in targets.norms and (select is None or select(site))
-    ]
+    sites = corrected_by(START, traced.sites, targets, select)
     mine = None
     if len(sample) and sites:
         mine = tuned_weights(
@@ -163,7 +161,7 @@ def _tuned(
             sites=sites,
             answer=answer,
             levels=levels,
-            shares=WEIGHTS,
+            shares=LEVEL_WEIGHTS,
             report=lambda images: progress.add(PASSES_PER_IMAGE * images),
         )
     ranks = gathered((mine or {}, len(sample)))
@@ -188,7 +186,7 @@ def _strong_level(
             tried += len(some)
             for _, inputs, rows in perturbed_copies(some, numbers, scales, (level,)):
                 now, _ = answer_of(model, inputs, answer)
-                lost += float((1 - agreement(now, said[rows.to(said.device)])).sum()) / PER_IMAGE
+                lost += float((1 - agreement(now, said[rows.to(said.device)])).sum()) / PERTURBATIONS_PER_IMAGE
         parts = gathered((lost, tried))
         if sum(part[0] for part in parts) >= FOOLED * sum(part[1] for part in parts):
             return level
@@ -198,7 +196,7 @@ def _strong_level(
 def _with_drift(
     traced: Trace,
     targets: Targets,
-    batches: list[tuple[Tensor, Inputs]],
+    batches: Iterable[tuple[Tensor, Inputs]],
     scales: Scales,
     device: torch.device | None,
 ) -> Targets:
@@ -230,26 +228,25 @@ def _with_drift(
 
 
 def _first(
-    count: int, batches: list[tuple[Tensor, Inputs]], device: torch.device | None
+    count: int, batches: Iterable[tuple[Tensor, Inputs]], device: torch.device | None
 ) -> Iterator[tuple[Tensor, Inputs]]:
     """Yield the first images of batches on the device, `count` in all."""
     for numbers, batch in batches:
-        if count > 0:
-            yield numbers[:count], batch.part(0, count).to(device)
+        yield numbers[:count], batch.part(0, count).to(device)
         count -= len(batch)
+        if count <= 0:
+            return
 
 
 def _applies(rule: Evidence, traced: Trace, targets: Targets, select: Select | None) -> bool:
     """Whether a rule can correct something in this model."""
-    norms = [site for site in traced.sites if site.kind == "norm"]
-    chosen = norms[: rule.corrected(len(norms))]
-    there = any(site.name in targets.norms and (select is None or select(site)) for site in chosen)
-    return there and (bool(targets.gate) or not rule.gated)
+    reads = bool(targets.gate) or not rule.gated
+    return reads and bool(corrected_by(rule, traced.sites, targets, select))
 
 
 def _min_images(max_changed: float) -> int:
     """Number of images that it takes to show that a setting is safe."""
-    return max(MIN_IMAGES, math.ceil(1 / max_changed - 1e-9) - 1)
+    return max(MIN_IMAGES, images_needed(max_changed))
 
 
 def _reason_to_skip(
@@ -261,7 +258,7 @@ def _reason_to_skip(
     images = sum(gathered(len(sample)))
     if images < MIN_IMAGES:
         return f"{images} different images are too few to show that a setting is safe; give {MIN_IMAGES} or more"
-    if images < (fewest := math.ceil(1 / max_changed - 1e-9) - 1):
+    if images < (fewest := images_needed(max_changed)):
         return (
             f"{images} different images cannot show that at most {max_changed:.2%} of the answers change; give {fewest}"
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +30,8 @@ START = Evidence(budget=1.0, strength=0.01, base=0.0, nuisance=True, floor=NUISA
 
 STEPS = 30
 RATE = 0.2  # of the logarithms of the weights, by Adam; it falls to zero along a cosine
-KINDS = 3  # perturbations per step and level, each applied to a group of ...
-GROUP = 8  # ... this many images, or fewer if they are large
+PERTURBATIONS_PER_STEP = 3  # at each level, for each group of images
+IMAGES_PER_PERTURBATION = 8  # in a group; fewer if the images are large
 BATCH_BYTES = 1 << 24  # of images in one pass forth and back: training keeps all activations of a batch
 
 
@@ -116,17 +115,17 @@ def _learn(
     optimiser = torch.optim.Adam(learned, lr=RATE, betas=(0.9, 0.95))
     for step in range(STEPS):
         optimiser.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * step / STEPS)) / 2
-        numbers, clean = sample.draw(KINDS * GROUP, draw)
-        fits = max(KINDS, BATCH_BYTES // max(1, largest_image(clean)))
+        numbers, clean = sample.draw(PERTURBATIONS_PER_STEP * IMAGES_PER_PERTURBATION, draw)
+        fits = max(PERTURBATIONS_PER_STEP, BATCH_BYTES // max(1, largest_image(clean)))
         numbers, clean = numbers[:fits], clean.part(0, fits).to(device, copy=True)
         with torch.no_grad():
-            said = _call(model, clean)
+            said = clean.run(model)
         if answer is not most_likely and not comparable(said, len(numbers)):
             return False
         optimiser.zero_grad()
         for level, share in zip((0.0, *levels), shares, strict=True):
             inputs = _perturbed(clean, numbers, scales, level, step, draw) if level else clean
-            now = _call(network, inputs)
+            now = inputs.run(network)
             apart = divergence(said, now) if answer is most_likely else relative_change(said, now, len(numbers))
             loss = share * apart.mean()
             found = torch.autograd.grad(loss, learned, allow_unused=True)
@@ -145,14 +144,9 @@ def _perturbed(
     """Perturbed copies of a batch, in its order: a random perturbation for each of a few groups of images."""
     names = list(PERTURBATIONS)
     parts = []
-    for rows in torch.arange(len(numbers), device="cpu").tensor_split(KINDS):
+    for rows in torch.arange(len(numbers), device="cpu").tensor_split(PERTURBATIONS_PER_STEP):
         if len(rows):
             name = names[int(torch.randint(len(names), (), generator=draw, device="cpu"))]
             some = clean.part(int(rows[0]), int(rows[-1]) + 1)
             parts.append(perturb_all(some, name, scales, numbers=numbers[rows], level=level, seed=1 + step))
     return together(parts)
-
-
-def _call(network: nn.Module, inputs: Inputs) -> Any:
-    copied = inputs.to(None, copy=True)  # a model may write into its inputs
-    return network(*copied.args, **copied.kwargs)

@@ -94,16 +94,16 @@ def features(moments: Tensor, floor: Tensor) -> Tensor:
     return torch.cat([mean, log_deviation(2), log_deviation(3), size - log_deviation(3)], dim=1)
 
 
-def fit(clean: Tensor, names: Tensor | None = None) -> Gate:
+def fit(clean: Tensor, hashes: Tensor | None = None) -> Gate:
     """Fit a gate to clean images' features `(images, d)`, whose order must not depend on their content.
 
     Images of even rank fit the gate, the others are held out. A feature that is constant in the first half is ignored.
-    Images with equal `names` `(images,)`, ascending, share a rank: an image that was seen twice must not be held out
+    Images with equal `hashes` `(images,)`, ascending, share a rank: an image that was seen twice must not be held out
     from a fit to itself.
     """
     clean = clean.double()
     order = torch.arange(len(clean), device=clean.device)
-    rank = order if names is None else torch.unique_consecutive(names, return_inverse=True)[1]
+    rank = order if hashes is None else torch.unique_consecutive(hashes, return_inverse=True)[1]
     known, held = (clean[rank.to(clean.device) % 2 == side] for side in (0, 1))
     n = len(known)
     top = torch.special.ndtri(torch.tensor(1 - 0.5 / max(n, 2), dtype=torch.float64, device=clean.device))

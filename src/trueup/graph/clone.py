@@ -76,7 +76,12 @@ def check_model_kind(model: object) -> None:
             "model.to_empty(device='cpu') and load_state_dict"
         )
 
-    if len(devices := {tensor.device for tensor in model.parameters()}) > 1:
+    devices = {tensor.device for tensor in model.parameters()}
+    if mac := next((device for device in devices if device.type == "mps"), None):
+        raise ValueError(
+            f"the model lies on {mac}, and Apple's GPUs compute without double precision; use model.to('cpu')"
+        )
+    if len(devices) > 1:
         raise ValueError(
             f"the model's parameters lie on several devices ({', '.join(sorted(map(str, devices)))}); move it to one, "
             "as in model.to('cuda:0')"

@@ -28,7 +28,8 @@ def examine(trace: Trace, inputs: Inputs) -> Trace:
 
     If the traced forward pass and the model disagree, the model is watched instead. A site with several rows per image,
     one image after the other, becomes a folded site. Sites with any other rows are removed and listed in `left`. Sites
-    that do not depend on the image, such as those of a network that computes position biases, are removed unlisted.
+    that do not depend on the image, such as those of a network that computes position biases, are dropped and not
+    listed in `left`, because there is nothing to correct.
 
     This takes two forward passes of the batch and one of a single image. If the model accepts smaller batches, only the
     first images of a large batch are used.
@@ -194,16 +195,15 @@ def _with_another(inputs: Inputs) -> Inputs:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding, relative to the largest finite value."""
     if a.shape != b.shape or not a.is_floating_point():
         return a.shape == b.shape and a.equal(b)
     a, b = a.double(), b.double()
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max() if a.numel() else 0.0), equal_nan=True)
+    sizes = a[a.isfinite()].abs()
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(sizes.max() if len(sizes) else 0.0), equal_nan=True)
 
 
 def _alike(a: Any, b: Any) -> bool:
     """Whether two outputs, however nested, hold the same tensors up to rounding."""
     ours, theirs = list(tensors_in(a)), list(tensors_in(b))
-    return len(ours) == len(theirs) and all(
-        x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-3, equal_nan=True)
-        for x, y in zip(ours, theirs, strict=True)
-    )
+    return len(ours) == len(theirs) and all(map(_close, ours, theirs))

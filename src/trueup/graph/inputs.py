@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from trueup.graph.folds import batch_of, is_list_of_images
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,11 @@ class Inputs:
         """Detach all tensors and move them to a device."""
         return self._map(lambda tensor: tensor.detach().to(device, copy=copy))
 
+    def run(self, module: nn.Module) -> Any:
+        """Run a module on a copy of these inputs: a model may write into what it is given."""
+        copied = self.to(None, copy=True)
+        return module(*copied.args, **copied.kwargs)
+
     def part(self, start: int, stop: int) -> Inputs:
         """Images `start` to `stop`. Values with one entry per image are cut, everything else is kept."""
         return self._cut(lambda value: value[start:stop])
@@ -87,6 +90,37 @@ class Inputs:
         return Inputs(
             tuple(walk(value) for value in self.args), {key: walk(value) for key, value in self.kwargs.items()}
         )
+
+
+def batch_of(*inputs: Any) -> int | None:
+    """Number of images in a model's inputs; None if they hold no tensor.
+
+    The first tensor decides, in lists and dictionaries too. A list of single images `(channels, height, width)` has as
+    many images as entries.
+    """
+    for value in inputs:
+        if isinstance(value, Tensor):
+            if value.dim():
+                return value.shape[0]
+            continue
+        if isinstance(value, Mapping):
+            found = batch_of(*value.values())
+        elif is_list_of_images(value):
+            return len(value)
+        else:
+            found = batch_of(*value) if isinstance(value, list | tuple) else None
+        if found is not None:
+            return found
+    return None
+
+
+def is_list_of_images(value: object) -> bool:
+    """Whether `value` is a list or tuple of single images `(channels, height, width)`, as detectors take them."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(image, Tensor) and image.dim() == 3 and image.is_floating_point() for image in value)
+    )
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from trueup.graph.trace import HOOKS, Place, Trace, differ_from, fixed_inputs, r
 from trueup.graph.watch import Watch, unwatch
 from trueup.graph.watched_pass import watched_pass
 from trueup.graph.wrapper import LikeItsModel, strip_prefix
-from trueup.targets import Site
+from trueup.targets import Site, listed
 
 
 class Reading(NamedTuple):
@@ -105,6 +106,7 @@ class Instrumented(LikeItsModel):
             if (module := put(site)) is not None:
                 modules[site.name] = module
         self._placed_at = list(modules)
+        self._watched_clone: tuple[list[Any], Callable[..., Any]] | None = None  # with the parts of the model
         self._placed = nn.ModuleList(modules.values())
         self.register_state_dict_post_hook(strip_prefix)  # type: ignore[no-untyped-call]
         self.eval()
@@ -121,9 +123,11 @@ class Instrumented(LikeItsModel):
         names = [site.name for site in self._known]
         read = list(dict.fromkeys([*self._read_sites, *self._reported_sites]))
         if missing := [name for name in read if name not in names]:
+            reader = "gate" if missing[0] in self._read_sites else "report"
             raise ValueError(
-                f"the gate reads the site {missing[0]!r}, which was not found in this {type(self._inner).__name__}; it "
-                f"has {', '.join(names) or 'no sites'}; give the same activations= and leaves= as to calibrate"
+                f"the {reader} reads the site {missing[0]!r}, which was not found in this "
+                f"{type(self._inner).__name__}; it has {listed(names) or 'no sites'}; give the same activations= and "
+                "leaves= as to calibrate"
             )
         return read
 
@@ -170,10 +174,18 @@ class Instrumented(LikeItsModel):
         return [*self._placed_at, *self._all_read]
 
     def _untraced(self) -> Callable[..., Any]:
-        """Watched forward pass on a clone: hooks on the model itself would prevent fusing in the traced pass."""
-        twin = clone(self._inner)
-        trace = Trace(twin, self._known, self._activations, self._leaves)
-        return watched_pass(self, Watch(twin, trace, self._functions, self._used), twin)
+        """Watched forward pass on a clone: hooks on the model itself would prevent fusing in the traced pass.
+
+        It is made again if the model has other parts by now.
+        """
+        parts = _parts(self._inner)
+        known, run = self._watched_clone or ([], None)
+        if run is None or len(parts) != len(known) or not all(map(operator.is_, parts, known)):
+            twin = clone(self._inner)
+            trace = Trace(twin, self._known, self._activations, self._leaves)
+            run = watched_pass(self, Watch(twin, trace, self._functions, self._used), twin)
+            self._watched_clone = parts, run
+        return run
 
     def _rewired(self, graph: fx.Graph, places: list[Place]) -> Callable[..., Any]:
         """Compile the graph with the placed modules in it to a function of this module and the inputs."""
@@ -221,7 +233,7 @@ class Instrumented(LikeItsModel):
         return function_of(graph)
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return {**self.__dict__, "_watched_clone": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -236,10 +248,19 @@ class Instrumented(LikeItsModel):
         # torch moves and casts parameters in place; shared ones would drag the model along.
         if any(fn(tensor) is not tensor for tensor in [*self._inner.parameters(), *self._inner.buffers()]):
             self._inner = copy.deepcopy(self._inner, {id(t): t for t in loose_tensors(self._inner)})
+            self._watched_clone = None
             if not self._known.traced:
                 unwatch(self._inner)
                 self._build(Trace(self._inner, self._known, self._activations, self._leaves))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    """All modules, tensors and hooks of a model, and the modes of the modules."""
+    modules = modules_of(model)
+    modes = [module.training for module in modules]
+    hooks = [hook for module in modules for kind in HOOKS for hook in getattr(module, kind).values()]
+    return [*modules, *model.parameters(), *model.buffers(), *loose_tensors(model), *hooks, *modes]
 
 
 def _has_hooks(model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from trueup.graph.clone import device_of
 from trueup.graph.inputs import Inputs
 from trueup.graph.instrument import Instrumented
 from trueup.graph.trace import Trace
-from trueup.targets import Site
+from trueup.targets import Site, listed
 
 
 class Probe:
@@ -42,8 +42,7 @@ class Probe:
                 name, rows = next(iter(strange.items()))
                 raise ValueError(
                     f"site {name!r} of {type(self.model).__name__} has {rows} rows for {len(batch)} images, so its "
-                    f"first dimension is not the batch; leave such sites out with select=lambda site: site.name not in "
-                    f"{sorted(strange)}"
+                    f"first dimension is not the batch; leave such sites out with select= ({listed(strange)})"
                 )
             return {site.name: value for site, (_, value) in self._seen.items()}
         finally:
@@ -65,10 +64,10 @@ class _Observer(nn.Module):
 
 def run(module: nn.Module, inputs: Inputs, model: nn.Module) -> Any:
     """Run a module on a copy of the inputs, without gradients. Errors name the `model` and describe the inputs."""
-    there = inputs.to(device_of(model), copy=True)
+    there = inputs.to(device_of(model))
     try:
         with torch.inference_mode():
-            return module(*there.args, **there.kwargs)
+            return there.run(module)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError) as error:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 
 from torch import fx
 
-from trueup.graph.folds import batch_of, refold, unfold
+from trueup.graph.folds import refold, unfold
 from trueup.graph.fusion import Chain
+from trueup.graph.inputs import batch_of
 from trueup.graph.trace import Place
 
 

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from trueup.graph.folds import batch_of, refold, unfold
+from trueup.graph.folds import refold, unfold
+from trueup.graph.inputs import batch_of
 from trueup.graph.watch import Watch
 from trueup.targets import Site, Sites
 

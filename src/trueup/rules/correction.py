@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from trueup.functional.paper import Location
 
@@ -35,6 +35,8 @@ class Correction:
     0.8
     """
 
+    site_kind: ClassVar[Literal["activation"]] = "activation"  # of the sites that it corrects
+
     lambda1: float = 0.5
     lambda2: float = 0.5
     iterations: int = 1
@@ -52,6 +54,11 @@ class Correction:
         for name, known in (("location", get_args(Location)), ("method", get_args(Method))):
             if getattr(self, name) not in known:
                 raise ValueError(f"Correction({name}={getattr(self, name)!r}): expected one of {', '.join(known)}")
+
+    @property
+    def changes(self) -> bool:
+        """Whether the rule changes anything."""
+        return self.step > 0
 
     @property
     def step(self) -> float:

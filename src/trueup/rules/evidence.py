@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from numbers import Real
+from typing import ClassVar, Literal
 
 # What calibration records for this rule. The rule itself is chosen later, so these cannot be its fields.
 BAND_SIDE = 8  # maps whose smaller side is at least this are split into bands; below it, most of a map is border
@@ -67,6 +68,8 @@ class Evidence:
     >>> Evidence(budget=0.02)
     Evidence(budget=0.02, strength=0.08, base=0.08, least=0.05, bands=True)
     """
+
+    site_kind: ClassVar[Literal["norm"]] = "norm"  # of the sites that it corrects
 
     budget: float = 0.01
     strength: float = 0.08

@@ -5,11 +5,10 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision, Trial
 from trueup.targets.fingerprint import Fingerprint, is_quantised
 from trueup.targets.norm import NormTarget
-from trueup.targets.site import KINDS, Kind, Select, Site, Sites, check_select
+from trueup.targets.site import Kind, Select, Site, Sites, check_select, listed
 from trueup.targets.values import Targets
 
 __all__ = [
-    "KINDS",
     "Accumulator",
     "ActivationTarget",
     "Decision",
@@ -23,4 +22,5 @@ __all__ = [
     "Trial",
     "check_select",
     "is_quantised",
+    "listed",
 ]

@@ -94,8 +94,8 @@ class Accumulator:
             return _sort(a, levels.kept)
         return Binned(tuple(a.shape[1:]), kernels.quantile_rows(kernels.rows_in_any_order(a), levels.all))
 
-    def add(self, measured: Mapping[str, Measured], names: Callable[[], Tensor]) -> None:
-        """Add a batch. `names` returns the content hashes of its images `(batch,)` and is called last."""
+    def add(self, measured: Mapping[str, Measured], hashes: Callable[[], Tensor]) -> None:
+        """Add a batch. `hashes` returns the hashes of its images `(batch,)` and is called last."""
         sites = {name: _without_gate_moment(m) for name, m in measured.items() if name in self._selected}
         norms = any(isinstance(m, Normed) for m in sites.values())
         gate = self._gate_reads(measured) if norms else {}
@@ -105,7 +105,7 @@ class Accumulator:
         device = next((m.values.device.type for m in sites.values()), "cpu")
         with torch.autocast(device, enabled=False):  # autocast cannot concatenate float16
             batches = [sums.add(some, self._add_up) for sums, some in ((self._sites, sites), (self._gate, gate))]
-            ordered, order = names().sort(stable=True)
+            ordered, order = hashes().sort(stable=True)
             for sums, batch in zip((self._sites, self._gate), batches, strict=True):
                 sums.keep(ordered, order, batch)
 
@@ -177,14 +177,14 @@ class _Sums:
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
         return batches
 
-    def keep(self, names: Tensor, order: Tensor, batches: list[_Batch]) -> None:
-        """Keep the single images with the smallest hashes. `names` is ascending; `order` has indices in the batch."""
-        self.images += len(names)
+    def keep(self, hashes: Tensor, order: Tensor, batches: list[_Batch]) -> None:
+        """Keep the single images with the smallest hashes. `hashes` is ascending; `order` has indices in the batch."""
+        self.images += len(hashes)
         full = len(self.sampled) == self._most
-        count = min(self._most, int((names < self.sampled[-1]).sum()) if full else len(names))
+        count = min(self._most, int((hashes < self.sampled[-1]).sum()) if full else len(hashes))
         if not (count and batches):  # after some batches, few images of a batch are kept, and often none
             return
-        sampled, places = torch.cat([self.sampled, names[:count]]).sort(stable=True)
+        sampled, places = torch.cat([self.sampled, hashes[:count]]).sort(stable=True)
         self.sampled, places = sampled[: self._most], places[: self._most]
         singles = [batch.condense(_picked(batch.images, order[:count])) for batch in batches]
         if self._singles:

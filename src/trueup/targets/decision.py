@@ -8,13 +8,10 @@ import math
 from dataclasses import dataclass
 
 from trueup.rules import Evidence
+from trueup.rules.limits import MAX_CHANGED, MAX_MOVED
 
 LEFT_ALONE = Evidence(strength=0.0, base=0.0)
 """The rule that leaves a model as it is."""
-
-MAX_MOVED = 0.06
-"""How far the scores of clean images may move on average, relative to their size. A model is sure of its training
-images, so their answers hardly change; their scores move about as far as those of unseen images."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +64,12 @@ class Decision:
     """The setting that calibration chose for a model, and why.
 
     The choice is the setting with the largest gain among those that change at most `max_changed` of the clean answers
-    and move clean scores by at most `MAX_MOVED`. If none of them gains, the model is left as it is. Without `trials`,
-    `note` says why nothing was tried. Adding two pools the trials that both have.
+    and move clean scores by at most `MAX_MOVED` (`trueup.rules.limits`). If none of them gains, the model is left as it
+    is. Without `trials`, `note` says why nothing was tried. Adding two pools the trials that both have.
     """
 
     trials: tuple[Trial, ...] = ()  # the first is the uncorrected model
-    max_changed: float = 0.05
+    max_changed: float = MAX_CHANGED
     note: str = ""
     refused: int = 0  # settings that broke a limit on clean images, and were not tried on perturbed ones
 

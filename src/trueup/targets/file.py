@@ -40,7 +40,9 @@ _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", tor
 def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Everything that a file holds: tensors by name, and text by name. A `reduced` file holds less (see `small`)."""
     rule = targets.rule if targets.rule is not None and targets.rule.changes else None
-    most = {"gate": small.GATE_SAMPLE} if rule is None or not rule.gated else {}  # a gate that is used stays whole
+    most = (
+        {"gate": small.SMALL_GATE_SAMPLE} if rule is None or not rule.gated else {}
+    )  # a gate that is used stays whole
     tensors: dict[str, Tensor] = {"sampled": targets.sampled[: most.get("gate") if reduced else None]}
     tuned, settled = (
         any(getattr(norm, part) is not None for norm in targets.norms.values()) for part in ("weights", "settled")
@@ -61,7 +63,7 @@ def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tens
             for key in [key for key in values if key.startswith("settled")]:  # the rule is the decision's
                 values.pop(key)
             if reduced and (group != "gate" or most):
-                parts["sample"] = parts["sample"][: most.get(group, small.SAMPLE)]
+                parts["sample"] = parts["sample"][: most.get(group, small.SMALL_SAMPLE)]
                 if isinstance(target, NormTarget):
                     parts["sample"], parts["grid"] = small.encode(parts["sample"])
             tensors |= {f"{name}/{prefix}{key}": value.contiguous() for key, value in parts.items()}
@@ -77,7 +79,7 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: Ma
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps each tensor aligned
     end, parts = 0, []
     for name in names:
-        parts.append(_bytes(tensors[name]))
+        parts.append(bytes_of(tensors[name]))
         begin, end = end, end + len(parts[-1])
         shape = list(tensors[name].shape)
         header[name] = {"dtype": _DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [begin, end]}
@@ -230,10 +232,11 @@ def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(_bytes(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> bytes:
+def bytes_of(tensor: Tensor) -> bytes:
+    """Content of a tensor, row after row."""
     data: bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return data

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import astuple, dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -45,6 +46,16 @@ def check_select(select: object) -> None:
             f"select={select!r}: expected a predicate on a Site, such as select=lambda site: site.name in names, or "
             'select=lambda site: site.kind == "norm"'
         )
+
+
+def listed(names: Collection[str]) -> str:
+    """Return a few names as text, and how many others there are.
+
+    >>> listed(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    shown = list(names) if len(names) <= 4 else [*itertools.islice(names, 3)]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(shown) < len(names) else "")
 
 
 class Sites(tuple[Site, ...]):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SAMPLE = 84  # images kept per site, of `Targets.SAMPLE`
-GATE_SAMPLE = 2048  # images kept for the gate, of `Targets.GATE_SAMPLE`
+SMALL_SAMPLE = 84  # images kept per site, of `Targets.SAMPLE`
+SMALL_GATE_SAMPLE = 2048  # images kept for the gate, of `Targets.GATE_SAMPLE`
 
 _STEPS = 255
 

@@ -19,7 +19,7 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
-from trueup.targets.site import Sites
+from trueup.targets.site import Kind, Sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +76,10 @@ class Targets:
         """The rule that calibration chose; None with `decide=False`."""
         return None if self.decision is None else self.decision.rule
 
+    def of_kind(self, kind: Kind) -> Mapping[str, ActivationTarget] | Mapping[str, NormTarget]:
+        """Targets of the sites of one kind."""
+        return self.norms if kind == "norm" else self.activations
+
     @property
     def images(self) -> int:
         """Number of images seen."""
@@ -89,7 +93,12 @@ class Targets:
             raise ValueError(f"these targets belong to two different models and cannot be added: {difference}")
         for mine, theirs in ((self.activations, other.activations), (self.norms, other.norms)):
             if list(mine) != list(theirs):
-                raise ValueError(f"these targets cannot be added: one has sites {list(mine)}, the other {list(theirs)}")
+                name = next((name for name in [*mine, *theirs] if name not in mine or name not in theirs), None)
+                raise ValueError(
+                    f"these targets cannot be added: only one has a target of the site {name!r}"
+                    if name is not None
+                    else "these targets cannot be added: their sites come in another order"
+                )
         if any(len(t.sample) < min(t.images, self.SAMPLE) for part in (self, other) for t in part.norms.values()):
             warnings.warn(
                 "these targets come from a small file, which keeps fewer single images, so their sum describes the "
@@ -124,6 +133,11 @@ class Targets:
         """The gate, fitted to the features of the norms in `gate`, in their order."""
         clean = torch.cat([site.clean_features() for site in self.gate.values()], dim=1)
         return fit(clean, self.sampled[: len(clean)])
+
+    def held_out(self, hashes: Tensor) -> Tensor:
+        """Mask of the images, given by their `hashes` `(images,)`, to which the gate was not fitted."""
+        kept = min((len(norm.sample) for norm in self.gate.values()), default=0)
+        return ~torch.isin(hashes, torch.unique_consecutive(self.sampled[:kept])[::2])  # `fit` takes every other image
 
     def save(self, path: str | PathLike[str], *, small: bool | None = None) -> None:
         """Write one safetensors file. It contains only numbers and text; loading it runs no code.

@@ -173,7 +173,7 @@ METHODS = (
 
 
 def test_every_method_works_on_dense_outputs_and_the_default_helps(run, monkeypatch):
-    monkeypatch.setattr("trueup.decide.contest.PER_IMAGE", 2)  # half the time
+    monkeypatch.setattr("trueup.decide.contest.PERTURBATIONS_PER_IMAGE", 2)  # half the time
     done, rows = run(Plan((*METHODS, Views(), Memo()), severities=(4,), only=("identity", "contrast"), batch=8))
     assert done
     by = {(row.method, row.corruption): row for row in rows}
