@@ -19,7 +19,7 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
-from trueup.targets.site import Kind, Sites
+from trueup.targets.sites import Kind, Sites
 
 
 @dataclass(frozen=True, eq=False)

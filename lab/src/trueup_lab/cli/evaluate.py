@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULTS = ["uncorrected", "default", "correct", "evidence", "bn-mix", "bn-batch"]
 
 
-def evaluate(
+def evaluate_command(
     models: Annotated[list[str], typer.Argument(help="Model files, or names of bundled models.")],
     method: Annotated[
         list[str] | None,
@@ -58,8 +58,7 @@ def evaluate(
     interruption. Runs on the CPU, on one GPU, or in the processes that torchrun starts.
     """
     from trueup import __version__
-    from trueup_lab.evaluation import Plan, parse_method, read_subjects
-    from trueup_lab.evaluation import evaluate as run
+    from trueup_lab.evaluation import Plan, evaluate, parse_method, read_subjects
     from trueup_lab.evaluation.sets import FAMILIES
     from trueup_lab.processes import own_device, together
 
@@ -81,7 +80,7 @@ def evaluate(
     if severity and any(FAMILIES[subject.set] == "mnist-c" for subject in subjects):
         raise ValueError("--severity has no effect on MNIST-C, which has one severity per corruption; leave it out")
     with together() as processes, passes(quiet=processes.rank > 0) as report:
-        found = run(
+        found = evaluate(
             subjects,
             plan,
             out,

@@ -15,7 +15,7 @@ from trueup_lab.cli.progress import passes
 from trueup_lab.cli.train import check_limit, parse_seeds
 
 
-def reproduce(
+def reproduce_command(
     names: Annotated[list[str] | None, typer.Argument(help="Names of tables and figures; see --list.")] = None,
     every: Annotated[
         bool, typer.Option("--list", help="List every table and figure, and the models that it still needs.")

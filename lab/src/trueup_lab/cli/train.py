@@ -13,7 +13,7 @@ OUT_HELP = "Folder of runs. This run is OUT/<set>-<norm>, or OUT/<set>-<architec
 NORM_HELP = "bn, gn, frn or frn-relu for resnet20; the other architectures have one norm."
 
 
-def train(
+def train_command(
     dataset: Annotated[str, typer.Option("--set", help="mnist, cifar10, digits, scenes or imagenet.")],
     out: Annotated[Path, typer.Option(help=OUT_HELP)],
     architecture: Annotated[
@@ -68,8 +68,7 @@ def train(
     from trueup_lab.models.architectures import check_variant, find_architecture
     from trueup_lab.training.engine import default_engine
     from trueup_lab.training.recipes import recipe_for, shortened
-    from trueup_lab.training.run import Choices, TrainingProgress
-    from trueup_lab.training.run import train as run
+    from trueup_lab.training.run import Choices, TrainingProgress, train
 
     check_limit(time_limit)
     norm = norm or find_architecture(architecture).norms[0]
@@ -134,7 +133,7 @@ def train(
         if progress.stopped:
             typer.echo(f"stopped before the time limit; the same command continues from {folder}")
 
-    models = run(
+    models = train(
         choices,
         train_images,
         test_images,

@@ -22,7 +22,7 @@ from trueup.functional import evidence
 from trueup.functional.evidence import FARTHEST, LARGEST_EVIDENCE
 from trueup.functional.ranges import within_range
 from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.cpu.compile import at_address, callback, fetch_add, njit
+from trueup.kernels.cpu.numba_jit import at_address, callback, fetch_add, njit
 from trueup.kernels.cpu.threads import run_native
 from trueup.kernels.plain.maps import add_and_relu
 
