@@ -22,7 +22,7 @@ from trueup._ranks import gathered
 from trueup.decide import ImageSample
 from trueup.decide import decide as decide_setting
 from trueup.graph import Inputs, Probe, Site, check_select, examine, trace
-from trueup.rules import Method
+from trueup.rules import Algorithm
 from trueup.rules.evidence import GATE_DEPTH
 from trueup.rules.limits import MAX_CHANGED, check_max_changed
 from trueup.targets import Accumulator, Fingerprint, Targets, listed
@@ -86,8 +86,8 @@ def calibrate(
         whether or not they are selected.
     """
     check_max_changed("calibrate", max_changed)
-    if method not in get_args(Method):
-        raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Method))}")
+    if method not in get_args(Algorithm):
+        raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Algorithm))}")
     if resolution is not None:
         wanted = f"calibrate(resolution={resolution!r}): expected a number of quantile levels, 2 or more, or None"
         if isinstance(resolution, bool) or not isinstance(resolution, int):
