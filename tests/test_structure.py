@@ -215,6 +215,12 @@ def test_names_are_imported_when_they_are_used():
     assert found.stdout.split() == ["False", "True", "True", "False"], found.stderr
 
 
+def test_every_room_but_the_command_line_is_reached_by_a_dot():
+    rooms = sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py"))
+    found = run(f"import trueup; print(*(name for name in {rooms} if not hasattr(trueup, name)))")
+    assert found.stdout.split() == ["cli"], found.stderr
+
+
 @pytest.mark.parametrize(
     ("missing", "call", "message"),
     [
