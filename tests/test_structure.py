@@ -26,7 +26,7 @@ LIBRARY, LAB = ROOT / "src" / "trueup", ROOT / "lab" / "src" / "trueup_lab"
 # From the bottom up; a module imports from below, or from its own layer. Verbs are the files that begin with an
 # underscore; "" is the package's own __init__.py.
 LAYERS = [
-    {"atomic", "functional"},
+    {"atomic", "functional", "plurals"},
     {"rules"},
     {"kernels"},
     {"targets"},

@@ -17,6 +17,7 @@ from trueup._checks import check_model, check_sites, check_targets
 from trueup._placed import AtSite, GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
 from trueup.graph import Instrumented, Kind, Reading, Select, Site, Sites, Trace, check_select, trace
+from trueup.plurals import counted
 from trueup.rules import Correction, Evidence, Rule
 from trueup.targets import Targets
 
@@ -44,6 +45,7 @@ class Corrected(Instrumented):
     def __init__(
         self, traced: Trace, targets: Targets, rule: Rule, names: Collection[str], report: Reported = False
     ) -> None:
+        """Called by `trueup.correct`; do not call it yourself."""
         reading = _gate_reading(targets, rule, names) if isinstance(rule, Evidence) and rule.gated else None
         place, known = _PLACED[rule.site_kind], targets.of_kind(rule.site_kind)
         super().__init__(
@@ -64,8 +66,8 @@ class Corrected(Instrumented):
                     part.warm_up()
 
     def __repr__(self) -> str:
-        of = {"norm": "norms", "activation": "activations"}
-        counts = [f"{n} {of[kind]}" for kind in of if (n := sum(site.kind == kind for site in self._sites))]
+        kinds = [site.kind for site in self._sites]
+        counts = [counted(n, kind) for kind in _PLACED if (n := kinds.count(kind))]
         what = ", ".join(counts) or "no sites: it does what the model does"
         how = "" if self._sites.traced else ", untraced"
         return f"Corrected({type(self._inner).__name__}, {self._rule}, {what}{how})"
@@ -141,7 +143,7 @@ def corrected_by(rule: Rule, sites: Sites, targets: Targets, select: Select | No
     """Sites that a rule corrects: selected ones with targets, for `Evidence` among the first share of all norms."""
     mine = [site for site in sites if site.kind == rule.site_kind]
     if isinstance(rule, Evidence):
-        mine = mine[: rule.corrected(len(mine))]
+        mine = mine[: rule._corrected(len(mine))]
     known = targets.of_kind(rule.site_kind)
     return [site for site in mine if site.name in known and (select is None or select(site))]
 
@@ -166,7 +168,7 @@ def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> R
             "they come from an earlier version, or from images of very different sizes; calibrate again with "
             "trueup.calibrate(model, loader), or correct every image alike with trueup.Evidence(budget=1)"
         )
-    share = rule.gate_before_known
+    share = rule._gate_before_known
 
     def place_before(site: Site) -> nn.Module | None:
         return Realign(site, targets.norms[site.name], rule, share) if share and site.name in names else None

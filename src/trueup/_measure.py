@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trueup import functional
 from trueup._checks import check_model, check_sites, check_targets
 from trueup.graph import Inputs, Probe, Site, check_select, trace
+from trueup.plurals import counted
 from trueup.targets import Targets
 
 
@@ -44,9 +45,13 @@ class Shift:
     norm_rank: Tensor  # (images, norms) float32, 0 to 1
     image_rank: Tensor  # (images,) float32, 0 to 1
 
+    def __repr__(self) -> str:
+        parts = (len(self.image_rank), "image"), (len(self.activations), "activation"), (len(self.norms), "norm")
+        return f"Shift({', '.join(counted(*part) for part in parts)})"
+
     def __str__(self) -> str:
         width = max(len(name) for name in [*self.activations, *self.norms])
-        lines = [f"{'activation':{width}}  distance     rank   (means over {len(self.distance)} images)"]
+        lines = [f"{'activation':{width}}  distance     rank   (means over {counted(len(self.distance), 'image')})"]
         for name, distance, rank in zip(self.activations, self.distance.T, self.activation_rank.T, strict=True):
             lines.append(f"{name:{width}}  {distance.mean():8.4f}  {rank.mean():7.3f}")
         if self.norms:

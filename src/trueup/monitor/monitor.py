@@ -24,6 +24,7 @@ from trueup.monitor.drift import DriftTest, Floats, gaps_of
 from trueup.monitor.rows import ImageRow, RowWriter, open_rows
 from trueup.monitor.sealed import seal, unseal
 from trueup.monitor.snapshot import LARGEST_EVIDENCE, P_EDGES, Drift, Snapshot
+from trueup.plurals import counted
 from trueup.rules import Evidence
 from trueup.targets import Targets
 
@@ -186,7 +187,7 @@ class Monitor:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Monitor({len(self.norms)} norms, {self.clean_images} held-out images)"
+        return f"Monitor({counted(len(self.norms), 'norm')}, {counted(self.clean_images, 'held-out image')})"
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

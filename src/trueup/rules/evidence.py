@@ -122,14 +122,14 @@ class Evidence:
         return self.changes and self.budget < 1 and self.least < 1
 
     @property
-    def gate_before_known(self) -> float:
+    def _gate_before_known(self) -> float:
         """Gate value at norms that come before the gate has read."""
         return max(self.before_gate, self.least) if self.least > 0 else 0.0
 
-    def corrected(self, norms: int) -> int:
+    def _corrected(self, norms: int) -> int:
         """Number of a model's `norms`, from the first on, that the rule corrects: at least one, unless `depth` is 0.
 
-        >>> Evidence().corrected(19), Evidence(depth=0.4).corrected(53)
+        >>> Evidence()._corrected(19), Evidence(depth=0.4)._corrected(53)
         (18, 21)
         """
         return max(norms - int((1 - self.depth) * norms + 0.5), min(norms, 1 if self.depth > 0 else 0))
