@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from trueup_lab.cli.options import DataRootOption
+
 SEEDS_HELP = "Seeds, such as 0-9 or 0,3,7: one model per seed, all trained at once."
 OUT_HELP = "Folder of runs. This run is OUT/<set>-<norm>, or OUT/<set>-<architecture>-<norm> if not resnet20."
 NORM_HELP = "bn, gn, frn or frn-relu for resnet20; the other architectures have one norm."
@@ -21,7 +23,7 @@ def train_command(
     ] = "resnet20",
     norm: Annotated[str | None, typer.Option(help=NORM_HELP)] = None,
     seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "0",
-    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
+    data: DataRootOption = None,
     epochs: Annotated[
         int | None,
         typer.Option(help="Number of epochs (default: the recipe's); the learning rate schedule is scaled.", min=1),
@@ -59,7 +61,7 @@ def train_command(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that read ImageNet (default: 8).", min=0)] = None,
 ) -> None:
-    """Train source models. The same command continues after an interruption.
+    """Train source models. After an interruption, run the same command again to continue.
 
     For ImageNet, train one ResNet-50 (the first seed), in as many processes as torchrun starts.
     """
@@ -131,7 +133,7 @@ def train_command(
     def report(progress: TrainingProgress) -> None:
         typer.echo(str(progress))
         if progress.stopped:
-            typer.echo(f"stopped before the time limit; the same command continues from {folder}")
+            typer.echo(f"stopped before the time limit; run the same command again to continue from {folder}")
 
     models = train(
         choices,
