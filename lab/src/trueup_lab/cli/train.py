@@ -99,7 +99,7 @@ def train_command(
         )
         if len(parse_seeds(seeds)) > 1:
             raise ValueError(f"--seeds {seeds}: ImageNet is trained one model at a time; give one seed")
-        chosen = imagenet.Choices(
+        chosen = imagenet.ImageNetChoices(
             norm,  # type: ignore[arg-type]
             parse_seeds(seeds)[0],
             recipe,
