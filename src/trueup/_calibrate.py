@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from trueup._answers import most_likely
-from trueup._loading import check_finite, inputs_of, not_finite
-from trueup._ranks import gathered
+from trueup._batches import check_finite, inputs_of, not_finite
+from trueup._distributed import gathered
 from trueup.decide import ImageSample
 from trueup.decide import decide as decide_setting
 from trueup.graph import Inputs, Probe, Site, check_select, examine, trace

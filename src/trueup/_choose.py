@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from trueup._answers import Answer, agreement, most_likely
+from trueup._batches import check_finite, inputs_of
 from trueup._checks import check_model, check_targets
 from trueup._correct import build
-from trueup._loading import check_finite, inputs_of
-from trueup._ranks import gathered
+from trueup._distributed import gathered
 from trueup.graph import Inputs, Site, check_select, trace
 from trueup.rules import Evidence
 from trueup.rules.limits import MAX_CHANGED_OF_CHOOSE, check_max_changed, images_needed

@@ -19,11 +19,10 @@ from trueup._reported import Reported, reading_of
 from trueup.graph import Instrumented, Kind, Reading, Select, Site, Sites, Trace, check_select, trace
 from trueup.plurals import counted
 from trueup.rules import Correction, Evidence, Rule
+from trueup.rules.evidence import CAREFUL
 from trueup.targets import Targets
 
 _PLACED: dict[Kind, Callable[[Site, Any, Any], AtSite]] = {"norm": Realign, "activation": Transport}
-CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
-"""Used without a decision: a weak correction of the earliest norms, which depend least on an image's content."""
 
 
 class Corrected(Instrumented):

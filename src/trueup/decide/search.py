@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trueup._answers import Answer, agreement
 from trueup._correct import corrected_by
-from trueup._ranks import gathered
+from trueup._distributed import gathered
 from trueup.decide.contest import LEVEL_WEIGHTS, PERTURBATIONS_PER_IMAGE, Contest, answer_of, perturbed_copies
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all, scales_of

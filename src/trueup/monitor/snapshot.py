@@ -19,7 +19,7 @@ from trueup.plurals import counted
 P_EDGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Upper edges of the histogram of p-values, as in Prometheus: a p-value is counted at the first edge that it does not
 exceed."""
-LARGEST_EVIDENCE = 100.0  # limit of an image's evidence at a norm: one broken image should not hide all others
+EVIDENCE_CAP = 100.0  # limit of an image's evidence at a norm: one broken image should not hide all others
 FORMAT, VERSION = "trueup snapshot", 1
 
 

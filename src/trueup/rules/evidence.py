@@ -135,6 +135,10 @@ class Evidence:
         return max(norms - int((1 - self.depth) * norms + 0.5), min(norms, 1 if self.depth > 0 else 0))
 
 
+CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
+"""Rule of targets without a decision: a weak correction of the earliest norms, which depend least on what an image
+shows."""
+
 _ALWAYS_SHOWN = ("budget", "strength", "base", "least", "bands")
 
 
