@@ -29,7 +29,7 @@ from trueup.targets import Accumulator, Fingerprint, Targets, listed
 from trueup.targets.accumulate import Measured
 from trueup.targets.file import bytes_of
 
-COLUMNS = 32  # of an image that its hash reads, at least
+COLUMNS = 32  # a hash reads at least this many columns of an image
 RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
 
 
@@ -77,8 +77,8 @@ def calibrate(
         `resolution`, in a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its largest
         activation), minimum and maximum exact. Double precision and `resolution=None` are always sorted.
     decide: False skips the decision. `correct` then needs a rule, or takes a careful one with a warning.
-    max_changed: the largest share of clean answers that the chosen setting may change. It is larger than in `choose`,
-        because the images of a decision may be too few to show less: 50 images can show 2 %, with none that changes.
+    max_changed: the largest share of clean answers that the chosen setting may change. Larger than in `choose`,
+        because few images cannot demonstrate a smaller share: 50 images with no changed answer show only 2 %.
     answer: function that turns the model's output into its answer, a tensor (batch, ...) compared for equality. By
         default, the most likely class of scores (batch, classes, ...), per pixel if there are pixels.
     progress: show the progress of the decision on standard error; by default, if that is a terminal.
@@ -190,9 +190,9 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
 
 
 def _start_hashing(inputs: Inputs, number: int) -> Callable[[], Tensor]:
-    """Start to copy pixels to the host; the returned function makes of them the images' hashes `(batch,)` int64.
+    """Start copying pixels to the host, and return a function that computes one hash per image `(batch,)` int64.
 
-    A hash is of about 4096 values spread over the image, and the same in any batch, order and process. Images that
+    A hash covers about 4096 values spread over the image. It does not depend on batch, order or process. Images that
     agree in these values count as copies. The device keeps working during the copy; only the returned function waits
     for it.
     """

@@ -26,7 +26,7 @@ _PLACED: dict[Kind, Callable[[Site, Any, Any], AtSite]] = {"norm": Realign, "act
 
 
 class Corrected(Instrumented):
-    """The module that `correct` returns: it takes and returns what the model does.
+    """The corrected model that `correct` returns, with the model's inputs and outputs.
 
         robust = trueup.correct(model, targets)
         robust.rule, robust.sites   # what is done, and where
@@ -34,8 +34,8 @@ class Corrected(Instrumented):
 
     `rule` is the rule that is applied, `sites` are the sites that it corrects. It shares the model's weights, has the
     model's `state_dict`, and in training mode does what the model does, uncorrected. `report` is None, or the module
-    that computes the second of the two values that it returns. If the model has an attribute of one of these names,
-    the name stands for that.
+    that computes the second of the two values that it returns. An attribute of the model with one of these
+    names takes precedence.
     """
 
     rule: Rule
@@ -82,7 +82,7 @@ def correct(
     leaves: tuple[type[nn.Module], ...] = (),
     report: bool | Literal["all"] = False,
 ) -> Corrected:
-    """Make a module that does what `model` does, with its activations moved back towards clean ones.
+    """Return a module that works like `model`, with its activations moved back towards clean ones.
 
         robust = trueup.correct(model, targets)
         logits = robust(images)

@@ -27,8 +27,8 @@ class Shift:
     location included. `activation_rank` is the share of clean images, counting the image itself, that lie closer: 0.5
     is ordinary, n / (n + 1) is farther than all n that were kept.
 
-    Norms: `evidence` is the mean over channels and statistics of the squared distance from clean, in spreads; it is 1
-    on clean images. `norm_rank` is its rank among clean images.
+    Norms: `evidence` is the mean over channels and statistics of the squared distance from clean, in clean
+    standard deviations; it is 1 on clean images. `norm_rank` is its rank among clean images.
 
     `image_rank` is one number per image: 1 - p, where p is the share of held-out clean images that look at least as
     unusual at the norms that the gate reads. The gate of `Evidence` uses the same p, except that it reads maps whose
@@ -79,7 +79,8 @@ def measure(
     images: a batch of images; or, for a model that takes something else, a tuple of positional or a dictionary of
         keyword arguments.
 
-    An image that contains NaN or infinity has the distance NaN or infinity wherever that has spread, and rank 1.
+    If an image contains NaN or infinity, its distance is NaN or infinity and its rank 1 at every site that the value
+    reaches.
     `select`, `activations` and `leaves` are as for `trueup.sites`.
     """
     return Meter(model, targets, select=select, activations=activations, leaves=leaves)(images)

@@ -22,7 +22,7 @@ from trueup.targets import NormTarget, Targets
 
 Reported = bool | Literal["all"]
 
-MIN_REPORT_IMAGES = 8  # sampled images, at least: half describe clean images, the other half rank new ones
+MIN_REPORT_IMAGES = 8  # a report needs this many sampled images: half describe clean images, half rank new ones
 
 
 class ImageReport(AtSite):
@@ -33,7 +33,8 @@ class ImageReport(AtSite):
     - "p" `(batch,)`: share of held-out clean images, plus this one, that look at least as unusual at the model's first
       norm. Nothing is corrected before that, so p means the same whatever the rule does;
     - "gate" `(batch,)`: share of the correction that the image got, 0 to 1;
-    - "evidence" `(batch, norms)`: squared distance from clean at each norm of `norms`, in spreads; about 1 if clean.
+    - "evidence" `(batch, norms)`: squared distance from clean at each norm of `norms`, in clean standard deviations;
+      about 1 if clean.
     """
 
     def __init__(self, targets: Targets, norms: tuple[str, ...], rule: Rule) -> None:

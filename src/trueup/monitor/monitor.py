@@ -44,9 +44,9 @@ class Monitor:
         monitor.update(report)
         print(monitor.snapshot())
 
-    It reads the report of the forward pass that answers; there is no second pass. `update` only keeps a few numbers per
-    image, on their device. When there are many, it starts to copy them and counts those that it copied before: it never
-    waits for a GPU. `snapshot` waits until all images are counted.
+    It reads the report that the forward pass already returned; no second pass is run. `update` only keeps a few numbers
+    per image, on their device. When there are many, it starts to copy them and counts those that it copied before: it
+    never waits for a GPU. `snapshot` waits until all images are counted.
 
     source: a module that `trueup.correct(..., report=True)` made; or targets, for a model that was exported.
     unusual: p-value up to which an image counts as unusual; about this share of clean images does.

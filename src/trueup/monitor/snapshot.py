@@ -135,7 +135,7 @@ class Snapshot:
 
     @property
     def since(self) -> datetime | None:
-        """When drift began, by the test's best guess; None without an alarm."""
+        """Estimated start of the drift; None without an alarm."""
         return None if self._alarm is None else local_time(self._alarm.since)
 
     @property
