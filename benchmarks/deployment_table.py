@@ -7,12 +7,13 @@ python benchmarks/deployment_table.py --check    # fail if the document does not
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 import textwrap
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
+
+from trueup_lab.tables import read_dicts
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "deployment.md"
@@ -108,8 +109,7 @@ _COLUMNS = [(key, kind) for key in ("accuracy", "agreement") for kind in ("clean
 
 
 def _read(name: str) -> list[dict[str, str]]:
-    with (ROOT / "results" / f"{name}.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_dicts(ROOT / "results" / f"{name}.csv")
 
 
 if __name__ == "__main__":

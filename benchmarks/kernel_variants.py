@@ -21,7 +21,7 @@ import torch
 
 import trueup
 from trueup_lab.performance.cases import BY_NAME
-from trueup_lab.performance.networks import EVIDENCE, Network
+from trueup_lab.performance.networks import EVIDENCE, NetworkCase
 from trueup_lab.performance.timing import captured, side_by_side
 
 RULES = {"maps": EVIDENCE["evidence, no gate"], "transport": trueup.Correction(0.5, 0.5)}
@@ -52,7 +52,7 @@ def measure(module: str, name: str, batch: int, device: torch.device, write: Cal
     architecture = BY_NAME[name]
     options: dict[str, Any] = {"channels_last": architecture.convolutional, "rules": {"corrected": RULES[module]}}
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    networks, x = Network(architecture, batch, dtype=dtype, **options).make(device)
+    networks, x = NetworkCase(architecture, batch, dtype=dtype, **options).make(device)
     kernels = importlib.import_module(f"trueup.kernels.cuda.{module}")
     ready = captured if device.type == "cuda" else lambda work: work
     with torch.inference_mode():

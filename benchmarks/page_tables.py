@@ -5,7 +5,6 @@ python benchmarks/page_tables.py    # rewrites README.md and the pages that `doc
 
 from __future__ import annotations
 
-import csv
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from trueup_lab.experiments import differences, experiment, rows_file
 from trueup_lab.figures.explained import bench_costs
 from trueup_lab.page_blocks import rewrite
 from trueup_lab.performance import read_timings
+from trueup_lab.tables import read_dicts
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
@@ -334,8 +334,7 @@ def _accuracy(rows: Iterable[Row]) -> float:
 
 
 def read(name: str) -> list[Row]:
-    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_dicts(RESULTS / f"{name}.csv")
 
 
 def signed(value: float, form: str = ".2f") -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from trueup_lab.performance.architectures import ARCHITECTURES, Architecture
-from trueup_lab.performance.networks import EVIDENCE, Network, precision
+from trueup_lab.performance.networks import EVIDENCE, NetworkCase, precision
 
 PASSES = 5
 SHOWN = 30  # kernels per network, the slowest first
@@ -37,7 +37,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {"bfloat16": {"dtype": torch.bfloat16}, 
 Row = tuple[str, str, float, float]
 
 
-def profile(network: Network, device: torch.device) -> Iterator[Row]:
+def profile(network: NetworkCase, device: torch.device) -> Iterator[Row]:
     """Rows (network, kernel, launches, microseconds) per forward pass."""
     networks, x = network.make(device)  # not in inference mode: torch.fx cannot trace a model of inference tensors
     with precision(tf32=network.tf32), torch.inference_mode():
@@ -90,10 +90,10 @@ def main() -> None:
                     file.flush()
 
 
-def _network(architecture: Architecture, batch: int, precision: str) -> Network:
+def _network(architecture: Architecture, batch: int, precision: str) -> NetworkCase:
     rules = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
     options = PRECISIONS[precision]
-    return Network(architecture, batch, channels_last=architecture.convolutional, rules=rules, **options)
+    return NetworkCase(architecture, batch, channels_last=architecture.convolutional, rules=rules, **options)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def measure(asked: argparse.Namespace) -> None:
                 f"{row.set_aside} {row.method:30} {row.group:8} {row.mean_iou:6.2f} {row.gain:+6.2f} ± {row.error:.2f}",
                 row.rule,
             )
-    print("complete" if complete else "stopped at the time limit; the same command continues", flush=True)
+    print("complete" if complete else "stopped at the time limit; run the same command again to continue", flush=True)
 
 
 def forget(asked: argparse.Namespace, rows: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import trueup
 from architectures import images, make
-from trueup._correct import CAREFUL
+from trueup.rules.evidence import CAREFUL
 from trueup.targets import Decision, Trial
 from trueup.targets.decision import LEFT_ALONE
 

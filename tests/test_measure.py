@@ -151,6 +151,17 @@ def test_it_prints_as_a_table():
     assert lines[8].split() == ["norm", "evidence", "rank"]
 
 
+def test_values_print_what_they_hold_in_one_line():
+    model = make("mobilenet")
+    targets = trueup.calibrate(model, [images(8)], decide=False)
+    (site, activation), (name, norm) = (next(iter(part.items())) for part in (targets.activations, targets.norms))
+    shift = trueup.measure(model, targets, images(1), select=lambda one: one.name in (site, name))
+    assert repr(shift) == "Shift(1 image, 1 activation, 1 norm)"
+    assert repr(activation) == "ActivationTarget(shape=(8, 16, 16), 8 images, 8 sampled)"
+    assert repr(norm) == "NormTarget(shape=(8, 16, 16), 8 images, 8 sampled)"
+    assert repr(targets.fingerprint) == f"Fingerprint({len(targets.fingerprint.tensors)} tensors)"
+
+
 def test_a_meter_measures_as_measure_does_and_traces_the_model_once(monkeypatch):
     model = make("resnet")
     targets = trueup.calibrate(model, [images(20)], decide=False)

@@ -18,7 +18,7 @@ import architectures
 import trueup
 from architectures import images, make
 from trueup import functional as F
-from trueup.decide.search import CANDIDATES
+from trueup.decide.search import CANDIDATES, TUNED_CANDIDATES
 
 STRONG = trueup.Correction(lambda1=1, lambda2=0.2, location="match")
 EVIDENCE = trueup.Evidence(budget=1, strength=0.05)
@@ -332,13 +332,12 @@ class TestPortable:
     @every
     def test_another_input_size_works_without_calibrating_again(self, rule):
         model, robust = corrected("resnet", rule)
-        x = torch.nn.functional.interpolate(images(6), size=(48, 40), mode="bilinear", align_corners=False)
-        assert robust(x).shape == (6, 10)
-        if getattr(rule, "gated", False):
-            return  # enlarged pictures lack detail, and that is unusual
-        # The same pictures, enlarged: nearly the same distributions, so nearly the same corrected answer.
-        small, large = robust(images(6)) - model(images(6)), robust(x) - model(x)
-        assert torch.nn.functional.cosine_similarity(small.flatten(), large.flatten(), dim=0) > 0.7
+        x = dark(6)  # unusual at any size, so that a gate is open at both
+        enlarged = torch.nn.functional.interpolate(x, size=(48, 40), mode="bilinear", align_corners=False)
+        assert robust(enlarged).shape == (6, 10)
+        # The same pictures, enlarged: nearly the same distributions, so nearly the same correction of the answer.
+        small, large = robust(x) - model(x), robust(enlarged) - model(enlarged)
+        assert torch.nn.functional.cosine_similarity(small.flatten(), large.flatten(), dim=0) > 0.9
 
     @pytest.mark.parametrize("size", [(48, 40), (24, 24), (64, 17)], ids=str)
     @pytest.mark.filterwarnings("ignore:calibrate. The model is left as it is")
@@ -347,7 +346,13 @@ class TestPortable:
         model = make("resnet")
         targets, there = calibrated_at((32, 32)), calibrated_at(size)
         x = 2 * textures(16, size, seed=2) - 1.5
-        for rule in (trueup.Evidence(), CANDIDATES[5]):  # a gated one, and one that calibration may choose
+        # Weights are learned from one size, and serve another: what is compared is what both do with the same weights.
+        weights = {name: norm.weights for name, norm in targets.norms.items()}
+        norms = {name: replace(norm, weights=weights[name]) for name, norm in there.norms.items()}
+        there = replace(there, norms=norms)
+        tuned = [rule for rule in TUNED_CANDIDATES if rule.tuned and rule.strength == 0.01]
+        assert [rule.gated for rule in tuned] == [False, True]
+        for rule in (trueup.Evidence(), CANDIDATES[5], *tuned):  # the last three are settings that calibration tries
             robust, wanted = (trueup.correct(model, t, rule) for t in (targets, there))
             assert robust(x).isfinite().all()
             moved = (wanted(x) - model(x)).norm()

@@ -123,9 +123,9 @@ def test_what_a_setting_switches_off(rule, changes, gated):
 
 @pytest.mark.parametrize(("norms", "left"), [(1, 0), (7, 0), (8, 1), (22, 1), (23, 2), (53, 4)])
 def test_by_default_the_last_fifteenth_of_the_norms_is_left(norms, left):
-    assert Evidence().corrected(norms) == norms - left
-    assert Evidence(depth=1).corrected(norms) == norms
-    assert Evidence(depth=0).corrected(norms) == 0
+    assert Evidence()._corrected(norms) == norms - left
+    assert Evidence(depth=1)._corrected(norms) == norms
+    assert Evidence(depth=0)._corrected(norms) == 0
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_by_default_the_last_fifteenth_of_the_norms_is_left(norms, left):
     [(Evidence(), 0.5), (Evidence(least=0.7), 0.7), (Evidence(least=0), 0), (Evidence(before_gate=0.2), 0.2)],
 )
 def test_before_the_gate_is_known_evidence_counts_half_or_what_every_image_has(rule, share):
-    assert rule.gate_before_known == share
+    assert rule._gate_before_known == share

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zlib
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,7 @@ LIBRARY, LAB = ROOT / "src" / "trueup", ROOT / "lab" / "src" / "trueup_lab"
 # From the bottom up; a module imports from below, or from its own layer. Verbs are the files that begin with an
 # underscore; "" is the package's own __init__.py.
 LAYERS = [
-    {"atomic", "functional"},
+    {"atomic", "functional", "plurals"},
     {"rules"},
     {"kernels"},
     {"targets"},
@@ -69,6 +70,12 @@ def modules(package: Path):
         yield path, room(package, ".".join(parts)) if parts != ("__init__",) else ""
 
 
+def dotted_name(package: Path, path: Path) -> str:
+    """Name under which a file of a package is imported."""
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def imports(path: Path):
     """Dotted names of all that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -96,8 +103,49 @@ def test_imports_point_one_way(package, layers):
     assert upwards == []
 
 
-def test_the_library_has_seven_layers_at_most():
-    assert len(LAYERS) <= 7
+def runtime_imports(node: ast.AST):
+    """Dotted names that a file imports when it runs, also inside functions: not those for the type checker only."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        yield from runtime_imports(child)
+
+
+@pytest.mark.parametrize("package", [LIBRARY, LAB], ids=["library", "lab"])
+def test_no_modules_import_each_other(package):
+    files = {dotted_name(package, path): path for path, _ in modules(package)}
+
+    def module_of(name: str) -> str:
+        """The module itself, or the one that holds the imported name."""
+        return name if name in files else name.rpartition(".")[0]
+
+    graph = {
+        name: {module_of(found) for found in runtime_imports(ast.parse(path.read_text()))} & set(files)
+        for name, path in files.items()
+    }
+    assert sum(map(len, graph.values())) > len(files), "too few imports were found"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"these modules import each other: {' <- '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("package", [LIBRARY, LAB], ids=["library", "lab"])
+def test_no_module_hides_behind_another_thing_of_its_name(package):
+    """`trueup.graph.trace` cannot be both a module and the function that it holds."""
+    names = [dotted_name(package, path) for path, _ in modules(package) if path.stem != "__main__"]
+    hidden = {}
+    for name in names:
+        parent, _, stem = name.rpartition(".")
+        found = getattr(importlib.import_module(parent), stem, None) if parent else None
+        if found is not None and getattr(found, "__name__", None) != name:
+            hidden[name] = found
+    assert hidden == {}
+    assert [name for name in names if name.rpartition(".")[2] in sys.stdlib_module_names] == []
 
 
 def test_the_command_line_is_imported_by_nothing():
@@ -165,6 +213,12 @@ def test_names_are_imported_when_they_are_used():
         "print(before, 'torch' in sys.modules, trueup.Targets is Targets, hasattr(trueup, 'nothing'))"
     )
     assert found.stdout.split() == ["False", "True", "True", "False"], found.stderr
+
+
+def test_every_room_but_the_command_line_is_reached_by_a_dot():
+    rooms = sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py"))
+    found = run(f"import trueup; print(*(name for name in {rooms} if not hasattr(trueup, name)))")
+    assert found.stdout.split() == ["cli"], found.stderr
 
 
 @pytest.mark.parametrize(

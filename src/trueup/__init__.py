@@ -42,7 +42,7 @@ __all__ = [
     "measure",
     "sites",
 ]
-_ROOMS = {"decide", "functional", "graph", "kernels", "monitor", "rules", "targets"}
+_ROOMS = {"decide", "functional", "graph", "kernels", "monitor", "report", "rules", "targets"}
 _HOMES = {
     "_calibrate": ("calibrate",),
     "_choose": ("choose",),

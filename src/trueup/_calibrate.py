@@ -17,19 +17,19 @@ import torch
 from torch import Tensor, distributed, nn
 
 from trueup._answers import most_likely
-from trueup._loading import check_finite, inputs_of, not_finite
-from trueup._ranks import gathered
+from trueup._batches import check_finite, inputs_of, not_finite
+from trueup._distributed import gathered
 from trueup.decide import ImageSample
 from trueup.decide import decide as decide_setting
 from trueup.graph import Inputs, Probe, Site, check_select, examine, trace
-from trueup.rules import Method
+from trueup.rules import Algorithm
 from trueup.rules.evidence import GATE_DEPTH
 from trueup.rules.limits import MAX_CHANGED, check_max_changed
 from trueup.targets import Accumulator, Fingerprint, Targets, listed
 from trueup.targets.accumulate import Measured
 from trueup.targets.file import bytes_of
 
-COLUMNS = 32  # of an image that its hash reads, at least
+COLUMNS = 32  # a hash reads at least this many columns of an image
 RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
 
 
@@ -77,8 +77,8 @@ def calibrate(
         `resolution`, in a fraction of the time: each image's quantiles are then within 0.8 % (or 1/4096 of its largest
         activation), minimum and maximum exact. Double precision and `resolution=None` are always sorted.
     decide: False skips the decision. `correct` then needs a rule, or takes a careful one with a warning.
-    max_changed: the largest share of clean answers that the chosen setting may change. It is larger than in `choose`,
-        because the images of a decision may be too few to show less: 50 images can show 2 %, with none that changes.
+    max_changed: the largest share of clean answers that the chosen setting may change. Larger than in `choose`,
+        because few images cannot demonstrate a smaller share: 50 images with no changed answer show only 2 %.
     answer: function that turns the model's output into its answer, a tensor (batch, ...) compared for equality. By
         default, the most likely class of scores (batch, classes, ...), per pixel if there are pixels.
     progress: show the progress of the decision on standard error; by default, if that is a terminal.
@@ -86,8 +86,8 @@ def calibrate(
         whether or not they are selected.
     """
     check_max_changed("calibrate", max_changed)
-    if method not in get_args(Method):
-        raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Method))}")
+    if method not in get_args(Algorithm):
+        raise ValueError(f"calibrate(method={method!r}): expected one of {', '.join(get_args(Algorithm))}")
     if resolution is not None:
         wanted = f"calibrate(resolution={resolution!r}): expected a number of quantile levels, 2 or more, or None"
         if isinstance(resolution, bool) or not isinstance(resolution, int):
@@ -190,9 +190,9 @@ def _sum(parts: Iterable[Targets]) -> Targets | None:
 
 
 def _start_hashing(inputs: Inputs, number: int) -> Callable[[], Tensor]:
-    """Start to copy pixels to the host; the returned function makes of them the images' hashes `(batch,)` int64.
+    """Start copying pixels to the host, and return a function that computes one hash per image `(batch,)` int64.
 
-    A hash is of about 4096 values spread over the image, and the same in any batch, order and process. Images that
+    A hash covers about 4096 values spread over the image. It does not depend on batch, order or process. Images that
     agree in these values count as copies. The device keeps working during the copy; only the returned function waits
     for it.
     """

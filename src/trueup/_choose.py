@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from trueup._answers import Answer, agreement, most_likely
+from trueup._batches import check_finite, inputs_of
 from trueup._checks import check_model, check_targets
 from trueup._correct import build
-from trueup._loading import check_finite, inputs_of
-from trueup._ranks import gathered
+from trueup._distributed import gathered
 from trueup.graph import Inputs, Site, check_select, trace
 from trueup.rules import Evidence
 from trueup.rules.limits import MAX_CHANGED_OF_CHOOSE, check_max_changed, images_needed
@@ -48,9 +48,9 @@ def choose(
 
     If new images are drawn like these, the expected share of changed answers among them is at most `max_changed`, for
     any model: conformal risk control (Angelopoulos et al., 2024). The images must be new both to the model (a model is
-    surer of its training images) and to the targets, and at least 1 / `max_changed` - 1 in number. `max_changed` is
-    smaller than in `calibrate`, because this is a promise about new images, with as many as you give to keep it. Where
-    `torch.distributed` is initialised, call it on every rank: all ranks then choose from the images of all.
+    surer of its training images) and to the targets, and at least 1 / `max_changed` - 1 in number. The default of
+    `max_changed` is stricter than in `calibrate`, because this bound is guaranteed for new images. Under
+    `torch.distributed`, call it on every rank: all ranks use the images of every rank.
 
     If the model answers per pixel, an image counts by its share of changed pixels: images are exchangeable, pixels are
     not. The answer is the most likely class; for outputs that are not class scores in dimension 1, `answer` returns

@@ -17,16 +17,16 @@ from trueup._checks import check_model, check_sites, check_targets
 from trueup._placed import AtSite, GateReader, GateValue, Realign, Transport
 from trueup._reported import Reported, reading_of
 from trueup.graph import Instrumented, Kind, Reading, Select, Site, Sites, Trace, check_select, trace
+from trueup.plurals import counted
 from trueup.rules import Correction, Evidence, Rule
+from trueup.rules.evidence import CAREFUL
 from trueup.targets import Targets
 
 _PLACED: dict[Kind, Callable[[Site, Any, Any], AtSite]] = {"norm": Realign, "activation": Transport}
-CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
-"""Used without a decision: a weak correction of the earliest norms, which depend least on an image's content."""
 
 
 class Corrected(Instrumented):
-    """The module that `correct` returns: it takes and returns what the model does.
+    """The corrected model that `correct` returns, with the model's inputs and outputs.
 
         robust = trueup.correct(model, targets)
         robust.rule, robust.sites   # what is done, and where
@@ -34,8 +34,8 @@ class Corrected(Instrumented):
 
     `rule` is the rule that is applied, `sites` are the sites that it corrects. It shares the model's weights, has the
     model's `state_dict`, and in training mode does what the model does, uncorrected. `report` is None, or the module
-    that computes the second of the two values that it returns. If the model has an attribute of one of these names,
-    the name stands for that.
+    that computes the second of the two values that it returns. An attribute of the model with one of these
+    names takes precedence.
     """
 
     rule: Rule
@@ -44,6 +44,7 @@ class Corrected(Instrumented):
     def __init__(
         self, traced: Trace, targets: Targets, rule: Rule, names: Collection[str], report: Reported = False
     ) -> None:
+        """Called by `trueup.correct`; do not call it yourself."""
         reading = _gate_reading(targets, rule, names) if isinstance(rule, Evidence) and rule.gated else None
         place, known = _PLACED[rule.site_kind], targets.of_kind(rule.site_kind)
         super().__init__(
@@ -64,8 +65,8 @@ class Corrected(Instrumented):
                     part.warm_up()
 
     def __repr__(self) -> str:
-        of = {"norm": "norms", "activation": "activations"}
-        counts = [f"{n} {of[kind]}" for kind in of if (n := sum(site.kind == kind for site in self._sites))]
+        kinds = [site.kind for site in self._sites]
+        counts = [counted(n, kind) for kind in _PLACED if (n := kinds.count(kind))]
         what = ", ".join(counts) or "no sites: it does what the model does"
         how = "" if self._sites.traced else ", untraced"
         return f"Corrected({type(self._inner).__name__}, {self._rule}, {what}{how})"
@@ -81,7 +82,7 @@ def correct(
     leaves: tuple[type[nn.Module], ...] = (),
     report: bool | Literal["all"] = False,
 ) -> Corrected:
-    """Make a module that does what `model` does, with its activations moved back towards clean ones.
+    """Return a module that works like `model`, with its activations moved back towards clean ones.
 
         robust = trueup.correct(model, targets)
         logits = robust(images)
@@ -141,7 +142,7 @@ def corrected_by(rule: Rule, sites: Sites, targets: Targets, select: Select | No
     """Sites that a rule corrects: selected ones with targets, for `Evidence` among the first share of all norms."""
     mine = [site for site in sites if site.kind == rule.site_kind]
     if isinstance(rule, Evidence):
-        mine = mine[: rule.corrected(len(mine))]
+        mine = mine[: rule._corrected(len(mine))]
     known = targets.of_kind(rule.site_kind)
     return [site for site in mine if site.name in known and (select is None or select(site))]
 
@@ -166,7 +167,7 @@ def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> R
             "they come from an earlier version, or from images of very different sizes; calibrate again with "
             "trueup.calibrate(model, loader), or correct every image alike with trueup.Evidence(budget=1)"
         )
-    share = rule.gate_before_known
+    share = rule._gate_before_known
 
     def place_before(site: Site) -> nn.Module | None:
         return Realign(site, targets.norms[site.name], rule, share) if share and site.name in names else None

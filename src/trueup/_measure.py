@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trueup import functional
 from trueup._checks import check_model, check_sites, check_targets
 from trueup.graph import Inputs, Probe, Site, check_select, trace
+from trueup.plurals import counted
 from trueup.targets import Targets
 
 
@@ -26,8 +27,8 @@ class Shift:
     location included. `activation_rank` is the share of clean images, counting the image itself, that lie closer: 0.5
     is ordinary, n / (n + 1) is farther than all n that were kept.
 
-    Norms: `evidence` is the mean over channels and statistics of the squared distance from clean, in spreads; it is 1
-    on clean images. `norm_rank` is its rank among clean images.
+    Norms: `evidence` is the mean over channels and statistics of the squared distance from clean, in clean
+    standard deviations; it is 1 on clean images. `norm_rank` is its rank among clean images.
 
     `image_rank` is one number per image: 1 - p, where p is the share of held-out clean images that look at least as
     unusual at the norms that the gate reads. The gate of `Evidence` uses the same p, except that it reads maps whose
@@ -44,9 +45,13 @@ class Shift:
     norm_rank: Tensor  # (images, norms) float32, 0 to 1
     image_rank: Tensor  # (images,) float32, 0 to 1
 
+    def __repr__(self) -> str:
+        parts = (len(self.image_rank), "image"), (len(self.activations), "activation"), (len(self.norms), "norm")
+        return f"Shift({', '.join(counted(*part) for part in parts)})"
+
     def __str__(self) -> str:
         width = max(len(name) for name in [*self.activations, *self.norms])
-        lines = [f"{'activation':{width}}  distance     rank   (means over {len(self.distance)} images)"]
+        lines = [f"{'activation':{width}}  distance     rank   (means over {counted(len(self.distance), 'image')})"]
         for name, distance, rank in zip(self.activations, self.distance.T, self.activation_rank.T, strict=True):
             lines.append(f"{name:{width}}  {distance.mean():8.4f}  {rank.mean():7.3f}")
         if self.norms:
@@ -74,7 +79,8 @@ def measure(
     images: a batch of images; or, for a model that takes something else, a tuple of positional or a dictionary of
         keyword arguments.
 
-    An image that contains NaN or infinity has the distance NaN or infinity wherever that has spread, and rank 1.
+    If an image contains NaN or infinity, its distance is NaN or infinity and its rank 1 at every site that the value
+    reaches.
     `select`, `activations` and `leaves` are as for `trueup.sites`.
     """
     return Meter(model, targets, select=select, activations=activations, leaves=leaves)(images)

@@ -22,7 +22,7 @@ from trueup.targets import NormTarget, Targets
 
 Reported = bool | Literal["all"]
 
-MIN_IMAGES = 8  # sampled images, at least: half describe clean images, the other half rank new ones
+MIN_REPORT_IMAGES = 8  # a report needs this many sampled images: half describe clean images, half rank new ones
 
 
 class ImageReport(AtSite):
@@ -33,7 +33,8 @@ class ImageReport(AtSite):
     - "p" `(batch,)`: share of held-out clean images, plus this one, that look at least as unusual at the model's first
       norm. Nothing is corrected before that, so p means the same whatever the rule does;
     - "gate" `(batch,)`: share of the correction that the image got, 0 to 1;
-    - "evidence" `(batch, norms)`: squared distance from clean at each norm of `norms`, in spreads; about 1 if clean.
+    - "evidence" `(batch, norms)`: squared distance from clean at each norm of `norms`, in clean standard deviations;
+      about 1 if clean.
     """
 
     def __init__(self, targets: Targets, norms: tuple[str, ...], rule: Rule) -> None:
@@ -120,24 +121,24 @@ def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> t
     if report is not True and report != "all":
         raise ValueError(f"report={report!r}: expected False, True or 'all'")
     images = len(targets.norms[known[0]].sample) if known else 0
-    if images < MIN_IMAGES:
+    if images < MIN_REPORT_IMAGES:
         held = f"only {images} images" if known else "no norm of this model"
         raise ValueError(
             f"these targets hold {held}, so they cannot tell an unusual image, and nothing can report how unusual "
-            f"images are; calibrate a model with norms on {MIN_IMAGES} images or more"
+            f"images are; calibrate a model with norms on {MIN_REPORT_IMAGES} images or more"
         )
     return tuple(known if report == "all" else known[:1])
 
 
-def _fit_gate(target: NormTarget, names: Tensor) -> Gate:
-    """A gate that reads one norm, fitted to its sampled images, which have these `names`."""
+def _fit_gate(target: NormTarget, hashes: Tensor) -> Gate:
+    """A gate that reads one norm, fitted to its sampled images, which have these `hashes`."""
     kept = target.sample.double()
     moments = _five_rows(torch.cat([kept[:, :1], kept[:, 1:4].square(), kept[:, 4:]], dim=1))
     clean = gate_functions.features(moments, _five_rows(target.floor))
     if target.bands:
         # The high band's mean absolute value is kept for the gate's own norms only. A constant feature is ignored.
         clean[:, -clean.shape[1] // 4 :] = 0
-    return gate_functions.fit(clean, names[: len(clean)])
+    return gate_functions.fit(clean, hashes[: len(clean)])
 
 
 def _five_rows(moments: Tensor) -> Tensor:

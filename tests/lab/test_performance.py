@@ -12,7 +12,7 @@ import torch
 from trueup_lab.figures import draw_scaling
 from trueup_lab.performance import CASES, PerformanceCase, TimingRow, ahead, first_answer, read_timings, write_timings
 from trueup_lab.performance.cases import BY_NAME
-from trueup_lab.performance.networks import Network
+from trueup_lab.performance.networks import NetworkCase
 from trueup_lab.performance.rows import absolute, measured_on
 from trueup_lab.performance.timing import side_by_side
 
@@ -39,7 +39,7 @@ def test_new_rows_take_the_place_of_old_ones_of_their_case(tmp_path):
 
 
 def test_the_correction_of_a_network_is_measured_beside_it():
-    network = Network(BY_NAME["ResNet-20"], 2, rivals=True, threads=1, seconds=0.1)
+    network = NetworkCase(BY_NAME["ResNet-20"], 2, rivals=True, threads=1, seconds=0.1)
     rows = list(network.measure(CPU, "small", 1.5))
     assert [r.what for r in rows] == ["evidence, no gate", "evidence", "BN batch", "BN mix", "TENT"]
     assert all(0.2 < r.ratio < 50 for r in rows)
@@ -103,7 +103,7 @@ def test_what_is_compiled_ahead_is_compiled_in_a_process_per_architecture(monkey
 
 
 def test_preparing_a_network_runs_the_model_and_its_corrected_forms():
-    network = Network(BY_NAME["ResNet-20"], 2, how="graph", threads=1)
+    network = NetworkCase(BY_NAME["ResNet-20"], 2, how="graph", threads=1)
     before = torch.get_num_threads()
     network.prepare(CPU)  # a CUDA graph could not be captured here
     assert torch.get_num_threads() == before

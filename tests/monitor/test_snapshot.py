@@ -151,4 +151,4 @@ def test_it_says_what_it_knows():
     assert "e-value 10^13.0" in text
     assert "unusual (p <= 0.01): 20.00% of the images (2.52% to 55.61%)" in text
     assert "answers changed: 25.00% of 4 images" in text
-    assert "not finite: 1 images" in text
+    assert "not finite: 1 image" in text

@@ -28,7 +28,7 @@ def test_the_card_has_the_setting_and_the_shares_of_kept_answers():
     card = replace(small_targets(), decision=decision).model_card("net.trueup.safetensors")
     assert "| setting | `Evidence(budget=1, strength=0.1, base=0, least=0.05, bands=True)` |" in card
     assert "| calibrated on | 12 clean images, without labels |" in card
-    assert "| sites | 1 norms, 1 activations |" in card
+    assert "| sites | 1 norm, 1 activation |" in card
     assert "| clean answers kept | at least 97.5% |" in card  # 196 of 201: a new image counts as changed
     assert "clean answers that change: 2.5%" in str(decision)
     assert "| answers kept under mild perturbation | 95.0% without trueup, 97.0% with it |" in card

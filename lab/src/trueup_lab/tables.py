@@ -2,7 +2,7 @@
 
 The fields of the dataclass are the columns, in order. Values are read back in the field's type (`str`, `int`, `float`,
 `bool`, or one of these or None; None is an empty cell). Use `read_table` to read, `start_table` and then `append_rows`
-to add rows as they are measured, and `write_table` to replace a whole file.
+to add rows as they are measured, and `write_table` to replace a whole file. `read_dicts` reads any file as text.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ def read_table(path: str | os.PathLike[str], kind: type[R]) -> list[R]:
     """
     content = Path(path).read_bytes() if Path(path).exists() else b""
     return _rows(path, kind, _complete(content))
+
+
+def read_dicts(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+    """Return the rows of any CSV file with a header, as text by column."""
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def start_table(path: str | os.PathLike[str], kind: type[R]) -> list[R]:

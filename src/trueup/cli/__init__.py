@@ -20,7 +20,7 @@ except ImportError as error:
 
 from trueup import __version__
 from trueup.cli.faults import Guarded
-from trueup.cli.report import report
+from trueup.cli.report import report_command
 
 GROUP = "trueup.commands"
 
@@ -48,7 +48,7 @@ def application() -> typer.Typer:
     )
     app.callback()(_group)
     app.command("targets")(show_targets)
-    app.command()(report)
+    app.command("report")(report_command)
     return app
 
 

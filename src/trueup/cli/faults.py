@@ -62,14 +62,14 @@ class Guarded(TyperGroup):
 
 
 class Resumable(TyperCommand):
-    """A command that the user may interrupt: the same command continues."""
+    """A command that may be interrupted: run again, it continues where it stopped."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; after Ctrl-C, say how to go on."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            typer.echo("\ninterrupted; the same command continues where it stopped", err=True)
+            typer.echo("\ninterrupted; run the same command again to continue", err=True)
             raise typer.Exit(130) from None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-def report(
+def report_command(
     model: Annotated[
         str,
         typer.Argument(
@@ -21,7 +21,9 @@ def report(
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     against: Annotated[Path | None, typer.Option(help="A second set to compare with, such as last week's.")] = None,
     classes: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Take only the first images of each set.", min=1)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Use only the first N images of each set.", metavar="N", min=1)
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images per forward pass.", min=1)] = 32,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
     title: Annotated[str | None, typer.Option(help="Heading of the report.")] = None,

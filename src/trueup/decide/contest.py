@@ -20,8 +20,8 @@ from trueup.rules import Evidence
 from trueup.targets import Targets, Trial
 from trueup.targets.decision import LEFT_ALONE
 
-LEVEL_WEIGHTS = (0.2, 0.4, 0.4)  # of a clean, a mildly and a strongly perturbed image in an image's value
-PERTURBATIONS_PER_IMAGE = 3  # perturbations of each level that an image gets, in turn
+LEVEL_WEIGHTS = (0.2, 0.4, 0.4)  # an image's value weighs its clean, mildly and strongly perturbed copies like this
+PERTURBATIONS_PER_IMAGE = 3  # each image gets this many of the perturbations at each level; images take turns
 
 
 class Contest:
@@ -57,8 +57,8 @@ class Contest:
 
     def try_clean_images(self) -> None:
         """Count the answers that each setting keeps on clean images, and measure how far it moves scores."""
-        for (numbers, batch), said in zip(self._batches, self._own, strict=True):
-            outputs = self._try(batch.to(self._device), said, numbers, 0, 1.0)
+        for (numbers, batch), clean_answers in zip(self._batches, self._own, strict=True):
+            outputs = self._try(batch.to(self._device), clean_answers, numbers, 0, 1.0)
             uncorrected = next(outputs)
             for k, output in enumerate(outputs, start=1):
                 self._moved[k] += relative_change(uncorrected, output, len(numbers)).sum()
@@ -75,9 +75,10 @@ class Contest:
     def try_perturbed_images(self) -> None:
         """Count the answers that each setting keeps on perturbed copies."""
         share = 1 / PERTURBATIONS_PER_IMAGE
-        for (numbers, batch), said in zip(self._batches, self._own, strict=True):
+        for (numbers, batch), clean_answers in zip(self._batches, self._own, strict=True):
             for level, inputs, rows in perturbed_copies(batch.to(self._device), numbers, self._scales, self._levels):
-                for _ in self._try(inputs, said[rows.to(said.device)], numbers[rows], level, share):
+                wanted = clean_answers[rows.to(clean_answers.device)]
+                for _ in self._try(inputs, wanted, numbers[rows], level, share):
                     pass
 
     def trials(self) -> tuple[Trial, ...]:
@@ -105,11 +106,11 @@ class Contest:
             return float(lost[self._held_out].mean() * len(lost))
         return float(lost.sum())
 
-    def _try(self, inputs: Inputs, said: Tensor, numbers: Tensor, level: int, weight: float) -> Iterator[Any]:
+    def _try(self, inputs: Inputs, clean_answers: Tensor, numbers: Tensor, level: int, weight: float) -> Iterator[Any]:
         """Yield the output of each setting, and count its answers that equal the model's own on clean images."""
         for k, network in enumerate(self._networks):
-            now, output = answer_of(network, inputs, self._answer)
-            self._kept[k, level].index_add_(0, numbers, weight * agreement(now, said).cpu())
+            answers, output = answer_of(network, inputs, self._answer)
+            self._kept[k, level].index_add_(0, numbers, weight * agreement(answers, clean_answers).cpu())
             self._progress.add(len(inputs))
             yield output
 
@@ -118,14 +119,15 @@ def answer_of(network: nn.Module, inputs: Inputs, answer: Answer) -> tuple[Tenso
     """A network's answers and its whole output."""
     with torch.inference_mode():
         output = inputs.run(network)
-        said = answer(output)
-    if not isinstance(said, Tensor) or said.dim() == 0 or len(said) != len(inputs) or said.is_floating_point():
-        what = f"{said.dtype} of shape {tuple(said.shape)}" if isinstance(said, Tensor) else type(said).__name__
+        answers = answer(output)
+    is_tensor = isinstance(answers, Tensor)
+    if not is_tensor or answers.dim() == 0 or len(answers) != len(inputs) or answers.is_floating_point():
+        what = f"{answers.dtype} of shape {tuple(answers.shape)}" if is_tensor else type(answers).__name__
         raise TypeError(
             f"answer= returned {what} for {len(inputs)} images; expected a tensor (batch, ...) of classes or other "
             "whole numbers, which are compared for equality"
         )
-    return said, output
+    return answers, output
 
 
 def perturbed_copies(

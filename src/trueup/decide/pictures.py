@@ -20,8 +20,8 @@ from trueup.decide.perturb import Scale, perturb
 from trueup.graph import Inputs, is_list_of_images, rebuilt
 from trueup.targets.file import bytes_of
 
-SMALLEST = 4  # rows and columns, at least, of a picture beside others; a mask (batch, 1, 1, tokens) is not one
-MOST_CHANNELS = 4  # of a video; tells its channels from its frames
+SMALLEST = 4  # beside other inputs, a picture has at least this many rows and columns; (batch, 1, 1, tokens) is a mask
+MOST_CHANNELS = 4  # a video has at most this many channels, which tells its channels from its frames
 
 Scales = Mapping[int, Scale]
 """Units of each picture, by its place among the tensors that have an entry per image."""

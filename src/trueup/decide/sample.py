@@ -11,10 +11,10 @@ from torch import Tensor
 from trueup.decide.pictures import kind_of, largest_image, reason_against, together
 from trueup.graph import Inputs
 
-IMAGES = 480  # kept, at most: weights are learned on half of them, and settings tried on the others
-MIN_IMAGES = 50  # different images; with fewer, no setting can be shown to be safe
-BYTES = 1 << 30  # of images kept, at most
-SMALLEST_BATCH = 16  # images are collected to such batches, even if the loader yields single images
+IMAGES = 480  # at most this many images are kept: weights are learned on half of them, settings tried on the others
+MIN_DECISION_IMAGES = 50  # with fewer different images, no setting can be shown to be safe
+BYTES = 1 << 30  # at most this many bytes of images are kept
+SMALLEST_BATCH = 16  # images are collected into batches of this size, even if the loader yields single images
 
 
 class ImageSample:
@@ -29,7 +29,7 @@ class ImageSample:
         """Keep images of a batch if their hashes `(batch,)` are small enough. Copies of an image are kept once."""
         inputs = Inputs.of(batch)
         self._batch = max(self._batch, len(inputs))
-        self._most = min(self._most, max(MIN_IMAGES, BYTES // max(1, largest_image(inputs))))
+        self._most = min(self._most, max(MIN_DECISION_IMAGES, BYTES // max(1, largest_image(inputs))))
         known = set(self.hashes.tolist())
         largest = self.hashes[-1] if len(self.hashes) >= self._most else None
         fresh = [

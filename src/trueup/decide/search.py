@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from trueup._answers import Answer, agreement
 from trueup._correct import corrected_by
-from trueup._ranks import gathered
+from trueup._distributed import gathered
 from trueup.decide.contest import LEVEL_WEIGHTS, PERTURBATIONS_PER_IMAGE, Contest, answer_of, perturbed_copies
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all, scales_of
 from trueup.decide.progress import Progress
-from trueup.decide.sample import MIN_IMAGES, ImageSample
+from trueup.decide.sample import MIN_DECISION_IMAGES, ImageSample
 from trueup.decide.tune import IMAGES_PER_PERTURBATION, PERTURBATIONS_PER_STEP, START, STEPS, tuned_weights
 from trueup.graph import Inputs, Probe, Select, Site, Trace, device_of
 from trueup.rules import Evidence
@@ -66,12 +66,12 @@ TUNED_CANDIDATES = (
 them matter; bolder ones with a gate; and the bold ones from above."""
 
 DRIFT_IMAGES = 100  # images used to measure how statistics drift
-DRIFT_LEVEL = 1.0
-MILD = 0.5  # level of perturbation
+DRIFT_LEVEL = 1.0  # level of perturbation at which it is measured
+MILD = 0.5  # level of a mild perturbation
 STRONG = (1.5, 3.0, 6.0)  # strong levels to try, weakest first
 FOOLED = 0.1  # take the first that changes this share of the model's answers: a weaker one cannot tell settings apart
-LEVEL_IMAGES = 100  # images on which the strong level is found
-PASSES_PER_IMAGE = 4  # time of a forward and backward pass, in forward passes, roughly
+LEVEL_IMAGES = 100  # images used to find the strong level
+PASSES_PER_IMAGE = 4  # a forward and backward pass takes about as long as this many forward passes
 TUNING_PASSES = PASSES_PER_IMAGE * STEPS * PERTURBATIONS_PER_STEP * IMAGES_PER_PERTURBATION * len(LEVEL_WEIGHTS)
 
 
@@ -182,11 +182,12 @@ def _strong_level(
     """Find the first strong level that changes enough of the model's own answers, over the images of all ranks."""
     for level in STRONG[:-1]:
         lost, tried = 0.0, 0
-        for (numbers, some), said in zip(_first(LEVEL_IMAGES, batches, device), own, strict=False):
+        for (numbers, some), clean_answers in zip(_first(LEVEL_IMAGES, batches, device), own, strict=False):
             tried += len(some)
             for _, inputs, rows in perturbed_copies(some, numbers, scales, (level,)):
-                now, _ = answer_of(model, inputs, answer)
-                lost += float((1 - agreement(now, said[rows.to(said.device)])).sum()) / PERTURBATIONS_PER_IMAGE
+                answers, _ = answer_of(model, inputs, answer)
+                kept = agreement(answers, clean_answers[rows.to(clean_answers.device)])
+                lost += float((1 - kept).sum()) / PERTURBATIONS_PER_IMAGE
         parts = gathered((lost, tried))
         if sum(part[0] for part in parts) >= FOOLED * sum(part[1] for part in parts):
             return level
@@ -246,7 +247,7 @@ def _applies(rule: Evidence, traced: Trace, targets: Targets, select: Select | N
 
 def _min_images(max_changed: float) -> int:
     """Number of images that it takes to show that a setting is safe."""
-    return max(MIN_IMAGES, images_needed(max_changed))
+    return max(MIN_DECISION_IMAGES, images_needed(max_changed))
 
 
 def _reason_to_skip(
@@ -256,8 +257,10 @@ def _reason_to_skip(
     if not targets.norms or not any(_applies(rule, traced, targets, select) for rule in CANDIDATES):
         return "it has no norm that could be corrected, or `select` left them out; trueup.Correction() needs no norms"
     images = sum(gathered(len(sample)))
-    if images < MIN_IMAGES:
-        return f"{images} different images are too few to show that a setting is safe; give {MIN_IMAGES} or more"
+    if images < MIN_DECISION_IMAGES:
+        return (
+            f"{images} different images are too few to show that a setting is safe; give {MIN_DECISION_IMAGES} or more"
+        )
     if images < (fewest := images_needed(max_changed)):
         return (
             f"{images} different images cannot show that at most {max_changed:.2%} of the answers change; give {fewest}"

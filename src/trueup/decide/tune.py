@@ -29,10 +29,10 @@ START = Evidence(budget=1.0, strength=0.01, base=0.0, nuisance=True, floor=NUISA
 """Setting from which learning starts."""
 
 STEPS = 30
-RATE = 0.2  # of the logarithms of the weights, by Adam; it falls to zero along a cosine
-PERTURBATIONS_PER_STEP = 3  # at each level, for each group of images
-IMAGES_PER_PERTURBATION = 8  # in a group; fewer if the images are large
-BATCH_BYTES = 1 << 24  # of images in one pass forth and back: training keeps all activations of a batch
+RATE = 0.2  # Adam's rate for the logarithms of the weights; it falls to zero along a cosine
+PERTURBATIONS_PER_STEP = 3  # at each level, a batch is divided into this many groups, with one perturbation each
+IMAGES_PER_PERTURBATION = 8  # at most this many images per group; fewer if they are large
+BATCH_BYTES = 1 << 24  # at most this many bytes of images per training pass, which keeps all activations of a batch
 
 
 def tuned_weights(
@@ -119,15 +119,18 @@ def _learn(
         fits = max(PERTURBATIONS_PER_STEP, BATCH_BYTES // max(1, largest_image(clean)))
         numbers, clean = numbers[:fits], clean.part(0, fits).to(device, copy=True)
         with torch.no_grad():
-            said = clean.run(model)
-        if answer is not most_likely and not comparable(said, len(numbers)):
+            clean_answers = clean.run(model)
+        if answer is not most_likely and not comparable(clean_answers, len(numbers)):
             return False
         optimiser.zero_grad()
         for level, share in zip((0.0, *levels), shares, strict=True):
             inputs = _perturbed(clean, numbers, scales, level, step, draw) if level else clean
-            now = inputs.run(network)
-            apart = divergence(said, now) if answer is most_likely else relative_change(said, now, len(numbers))
-            loss = share * apart.mean()
+            answers = inputs.run(network)
+            if answer is most_likely:
+                distance = divergence(clean_answers, answers)
+            else:
+                distance = relative_change(clean_answers, answers, len(numbers))
+            loss = share * distance.mean()
             found = torch.autograd.grad(loss, learned, allow_unused=True)
             for part, gradient in zip(learned, found, strict=True):
                 if gradient is not None:

@@ -4,14 +4,14 @@ No other package of the library uses torch.fx.
 """
 
 from trueup.graph.activations import Activation
-from trueup.graph.clone import clone, device_of, modules_of, unwrapped
-from trueup.graph.examine import examine
+from trueup.graph.cloning import clone, device_of, modules_of, unwrapped
+from trueup.graph.examination import examine
 from trueup.graph.fusion import norm_of
+from trueup.graph.fx_leaf import leaf
 from trueup.graph.inputs import Inputs, is_list_of_images, rebuilt, tensors_in
 from trueup.graph.instrument import Instrumented, Reading
-from trueup.graph.leaf import leaf
 from trueup.graph.probe import Probe
-from trueup.graph.trace import Trace, TraceError, trace
+from trueup.graph.tracing import Trace, TraceError, trace
 from trueup.targets import Kind, Select, Site, Sites, check_select
 
 __all__ = [

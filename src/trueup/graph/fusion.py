@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from trueup.graph.activations import KNOWN_ACTIVATIONS
 from trueup.graph.memory import is_in_place
-from trueup.graph.trace import HOOKS
+from trueup.graph.tracing import HOOKS
 from trueup.kernels import BatchNorm, LayerNorm, Order
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trueup import kernels
-from trueup.graph.clone import clone, device_of, loose_tensors, modules_of
+from trueup.graph.cloning import clone, device_of, loose_tensors, modules_of
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
 from trueup.graph.hoist import function_of
 from trueup.graph.memory import is_repeatable
@@ -30,7 +30,7 @@ from trueup.graph.rewire import (
     read_values,
     replace_chain,
 )
-from trueup.graph.trace import HOOKS, Place, Trace, differ_from, fixed_inputs, retrace
+from trueup.graph.tracing import HOOKS, Place, Trace, differ_from, fixed_inputs, retrace
 from trueup.graph.watch import Watch, unwatch
 from trueup.graph.watched_pass import watched_pass
 from trueup.graph.wrapper import LikeItsModel, strip_prefix

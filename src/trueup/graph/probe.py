@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueup.graph.clone import device_of
+from trueup.graph.cloning import device_of
 from trueup.graph.inputs import Inputs
 from trueup.graph.instrument import Instrumented
-from trueup.graph.trace import Trace
+from trueup.graph.tracing import Trace
 from trueup.targets import Site, listed
 
 

@@ -9,7 +9,7 @@ from torch import fx
 from trueup.graph.folds import refold, unfold
 from trueup.graph.fusion import Chain
 from trueup.graph.inputs import batch_of
-from trueup.graph.trace import Place
+from trueup.graph.tracing import Place
 
 
 def insert_batch(graph: fx.Graph) -> fx.Node:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trueup.graph.clone import modules_of
+from trueup.graph.cloning import modules_of
 from trueup.graph.recognise import TORCH_FUNCTIONS, Known, Numbering
-from trueup.graph.trace import Trace
+from trueup.graph.tracing import Trace
 from trueup.targets import Site
 
 Visit = Callable[[str, Site, Tensor], Tensor | None]

@@ -17,7 +17,7 @@ _PARTS = {
 
 
 class LikeItsModel(nn.Module):
-    """A module around `self._inner`, the model, that tools cannot tell from it.
+    """Wraps the model `self._inner` so that other tools treat it like the model itself.
 
     Parameters, buffers and submodules have the model's names, as in its `state_dict`. Public attributes that this
     module lacks are looked up in the model. `model` is the model itself, and the other names of `_PARTS` say what was

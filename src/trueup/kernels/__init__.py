@@ -1,7 +1,8 @@
 """Fast implementations of `trueup.functional`, on the CPU and on CUDA.
 
 `dispatch` holds the public functions and chooses the backend: `plain` (torch's own operators), `cpu` (numba), `cuda`
-(Triton) or `portable` (operators that every runtime has, for export). No other part of trueup imports numba or triton.
+(Triton) or `portable` (operators that every runtime has, for export). `backend` finds out which of them work on this
+machine. No other part of trueup imports numba or triton.
 
 `realign`, `moments` and `gate_values` are `functional.evidence` and `functional.gate` up to rounding. `correct` is
 `functional.correct` from a histogram instead of a sort: **values that share a bin count as equal**. Each takes the mean

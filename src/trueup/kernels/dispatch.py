@@ -12,14 +12,8 @@ The compiled backends take float32, bfloat16 and float16. Float64 and forward-mo
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
-import importlib.util
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -29,6 +23,7 @@ from trueup import functional
 from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
 from trueup.kernels import operators, plain, portable
+from trueup.kernels.backend import INSTALLED, backend_for, current_device, fastest, works
 from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.eager import is_jit_tracing, is_plain_eager
 from trueup.kernels.forward_mode import has_tangent
@@ -38,12 +33,7 @@ from trueup.kernels.layout import has_channels_last, in_memory_order, norm_keeps
 Order = Literal["value first", "residual first", "in place"]
 Result = TypeVar("Result")
 
-_COMPILERS = {"cpu": "numba", "cuda": "triton"}
-# An installed compiler may not work: see `_works`. Compiled graphs hold its operators all the same, which then compute
-# with `plain`.
-_INSTALLED = {device: importlib.util.find_spec(name) is not None for device, name in _COMPILERS.items()}
 _COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_NO_CONTEXT = contextlib.nullcontext()
 _MAX_TOKEN_CHANNELS = 4096  # one program of the kernel holds all channels of a token
 _MIN_TOKENS = 512  # per image, to fuse its layer norm: with 197, a ViT-S took 22 % longer for a single image
 _TRANSPORT_CHANNELS = [2**k for k in range(4, 13)]  # at which a norm is fused: they must divide a kernel's block
@@ -77,8 +67,8 @@ def realign(
     direct = is_plain_eager(a, residual, gate)
     if isinstance(norm, LayerNorm):
         if direct and residual is None and not relu and _realign_fuses_layer_norm(a, norm, channels):
-            with _current_device(a):
-                found = _fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm)
+            with current_device(a):
+                found = fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm)
             return norm(a) if found is None else found
         a, norm = norm(a), None
     if not direct and constants is not None and in_ordinary_operators(a):
@@ -86,11 +76,11 @@ def realign(
         out = portable.realign(a, constants(), gate, channels=channels, may_close=may_close)
         out = out if residual is None else add(out, residual, order)
         return plain.add_and_relu(out, None, relu, ceiling)
-    if direct and a.is_cuda and _works("cuda") and a.dtype in _COMPILED_DTYPES and a.dim() > 2:
+    if direct and a.is_cuda and works("cuda") and a.dtype in _COMPILED_DTYPES and a.dim() > 2:
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
-            with _current_device(a):
-                found = _fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
+            with current_device(a):
+                found = fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
             return _uncorrected(a, residual, relu, ceiling, norm) if found is None else found
     if not (residual is None or same_layout(a, residual)):
         out = add(realign(a, reference, gate, norm=norm, channels=channels), residual, order)
@@ -190,12 +180,12 @@ def gate_values(
     gate and its floors for the portable backend.
     """
     if is_plain_eager(*moments):
-        if moments[0].is_cpu and _INSTALLED["cpu"]:
-            direct: Tensor = _fastest("gate_values", "cpu")(moments, floors, gate, budget, ramp, least)
+        if moments[0].is_cpu and INSTALLED["cpu"]:
+            direct: Tensor = fastest("gate_values", "cpu")(moments, floors, gate, budget, ramp, least)
             return direct
     elif constants is not None and in_ordinary_operators(moments[0]):
         return portable.gate_values(moments, constants(), budget, ramp, least)
-    if moments[0].is_cuda and _INSTALLED["cuda"]:
+    if moments[0].is_cuda and INSTALLED["cuda"]:
         numbers = (budget, ramp, least)
         out: Tensor = torch.ops.trueup.gate_values.default(list(moments), list(floors), *gate, *numbers)
         return out
@@ -209,8 +199,8 @@ def quantile_rows(rows: Tensor, levels: Tensor) -> Tensor:
     statistic is interpolated within its bin, so its error is less than the bin's width: 0.8 % of the value, or 1/4096
     of the row's largest absolute value if that is more. Denormals count as zero. A row that is not finite gives NaN.
     """
-    with _current_device(rows):
-        out: Tensor = _fastest("quantile_rows", rows.device.type)(rows, levels.double())
+    with current_device(rows):
+        out: Tensor = fastest("quantile_rows", rows.device.type)(rows, levels.double())
     return out
 
 
@@ -232,7 +222,7 @@ def load_backend(device: torch.device | None) -> None:
     """Import the CUDA backend now, so that the first answer does not wait half a second for it."""
     if device is not None and device.type == "cuda":
         with torch.cuda.device(device):
-            _backend("cuda")
+            backend_for("cuda")
 
 
 def compile_together(run: Callable[[], Result], x: object, repeatable: Callable[[], bool]) -> Result:
@@ -240,8 +230,8 @@ def compile_together(run: Callable[[], Result], x: object, repeatable: Callable[
 
     The pass may run twice if it is `repeatable`, which is called only if there is something to compile.
     """
-    if isinstance(x, Tensor) and x.is_cuda and is_plain_eager(x) and _works("cuda"):
-        out: Result = _backend("cuda").compile_together(run, repeatable)
+    if isinstance(x, Tensor) and x.is_cuda and is_plain_eager(x) and works("cuda"):
+        out: Result = backend_for("cuda").compile_together(run, repeatable)
         return out
     return run()
 
@@ -262,7 +252,7 @@ def _uncorrected(
 
 
 def _has_compiled_maps(a: Tensor) -> bool:
-    return _INSTALLED.get(a.device.type, False) and a.dtype in _COMPILED_DTYPES and a.dim() > 2
+    return INSTALLED.get(a.device.type, False) and a.dtype in _COMPILED_DTYPES and a.dim() > 2
 
 
 def _realign_fuses_norm(a: Tensor) -> bool:
@@ -275,7 +265,7 @@ def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool
         a.is_cuda
         and a.dim() > 2
         and math.prod(a.shape[1:-1]) >= _MIN_TOKENS
-        and _works("cuda")
+        and works("cuda")
         and channels in (-1, a.dim() - 1)
         and a.dtype in _COMPILED_DTYPES
         and norm.weight.dtype == norm.bias.dtype == a.dtype
@@ -287,53 +277,8 @@ def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool
 
 def _transport_fuses_norm(a: Tensor) -> bool:
     return (
-        a.is_cuda
-        and _INSTALLED["cuda"]
-        and a.numel() > 0
-        and has_channels_last(a)
-        and a.shape[1] in _TRANSPORT_CHANNELS
+        a.is_cuda and INSTALLED["cuda"] and a.numel() > 0 and has_channels_last(a) and a.shape[1] in _TRANSPORT_CHANNELS
     )
-
-
-@functools.cache
-def _fastest(name: str, device: str) -> Callable[..., Any]:
-    """Return the function of this name from the compiled backend for a kind of device, or else from `plain`."""
-    function: Callable[..., Any] = getattr(_backend(device), name)
-    return function
-
-
-def _works(device: str) -> bool:
-    """Return whether there is a compiled backend for a kind of device. If not, only functions of `plain` may be called.
-
-    Not for code that torch.compile traces.
-    """
-    return _backend(device) is not plain
-
-
-@functools.cache
-def _backend(device: str) -> ModuleType:
-    """Return the compiled backend for a kind of device; `plain` if it has none that works."""
-    if not _INSTALLED.get(device):
-        return plain
-    try:
-        backend = importlib.import_module(f"trueup.kernels.{device}")
-        if device == "cuda":
-            backend.launch_nothing()
-        return backend
-    except Exception as error:  # a broken compiler must not fail a request
-        warnings.warn(
-            f"trueup computes in torch's own operators, which are slower: {_COMPILERS[device]} does not work here "
-            f"({type(error).__name__}: {error})",
-            stacklevel=2,
-        )
-        return plain
-
-
-def _current_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Make the device of `x` the current one: Triton launches there."""
-    if not x.is_cuda or torch._C._cuda_getDevice() == x.get_device():  # `torch.cuda.current_device` checks much first
-        return _NO_CONTEXT
-    return torch.cuda.device(x.get_device())
 
 
 def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
@@ -341,8 +286,8 @@ def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse
         return x.relu() if relu else x.clone()
     flat = in_memory_order(x)
     rows = x.reshape(x.shape[0], -1) if flat is None else flat
-    with _current_device(x):
-        out: Tensor = _fastest("transport_rows", x.device.type)(rows, curve, step, keep=keep, sparse=sparse, relu=relu)
+    with current_device(x):
+        out: Tensor = fastest("transport_rows", x.device.type)(rows, curve, step, keep=keep, sparse=sparse, relu=relu)
     if flat is None:
         return torch.empty_like(x).copy_(out.view(x.shape))
     return out.as_strided(x.shape, x.stride())
@@ -350,15 +295,15 @@ def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse
 
 def _compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
     norm, (residual, curve, step, keep, sparse) = BatchNorm(*arguments[:5]), arguments[5:]
-    if not (x.is_cuda and _works("cuda")):
+    if not (x.is_cuda and works("cuda")):
         a = norm(x)
         return _compute_transport(a if residual is None else a + residual, curve, step, keep, sparse, True)
     if x.numel() == 0:
         return x.clone()
     rule = {"keep": keep, "sparse": sparse, "relu": True}
     beside = None if residual is None else rows_in_any_order(residual)
-    with _current_device(x):
-        out: Tensor = _fastest("transport_rows", "cuda")(
+    with current_device(x):
+        out: Tensor = fastest("transport_rows", "cuda")(
             rows_in_any_order(x), curve, step, **rule, norm=norm, residual=beside
         )
     return out.as_strided(x.shape, x.stride())
@@ -374,11 +319,11 @@ def _compute_realign(
     norm: BatchNorm | None = None,
 ) -> Tensor:
     out: Tensor
-    if x.is_cuda and _works("cuda"):
-        with _current_device(x):
-            found = _fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
+    if x.is_cuda and works("cuda"):
+        with current_device(x):
+            found = fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
         return _uncorrected(x, residual, relu, ceiling, norm) if found is None else found
-    function = _fastest("realign", x.device.type)
+    function = fastest("realign", x.device.type)
     if function is plain.realign:
         return plain.realign(x if norm is None else norm(x), reference, gate, residual, relu, ceiling)
     out = function(x, reference, gate, residual, relu, ceiling, norm)
@@ -391,15 +336,15 @@ def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
 
 
 def _compute_moments(x: Tensor, bands: bool) -> Tensor:
-    with _current_device(x):
-        out: Tensor | None = _fastest("moments", x.device.type)(x, bands)
+    with current_device(x):
+        out: Tensor | None = fastest("moments", x.device.type)(x, bands)
     return plain.moments(x, bands) if out is None else out
 
 
 def _compute_gate_values(moments: Sequence[Tensor], floors: Sequence[Tensor], *arguments: Any) -> Tensor:
     gate, numbers = Gate(*arguments[:6]), arguments[6:]
-    with _current_device(moments[0]):
-        out: Tensor = _fastest("gate_values", moments[0].device.type)(moments, floors, gate, *numbers)
+    with current_device(moments[0]):
+        out: Tensor = fastest("gate_values", moments[0].device.type)(moments, floors, gate, *numbers)
     return out
 
 

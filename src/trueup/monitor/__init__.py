@@ -10,7 +10,7 @@ text = trueup.monitor.prometheus_text(monitor.snapshot())
 from trueup.monitor.binomial import Share
 from trueup.monitor.drift import Alarm, DriftTest
 from trueup.monitor.monitor import Monitor
-from trueup.monitor.opentelemetry import observe
+from trueup.monitor.otel import observe
 from trueup.monitor.prometheus import CONTENT_TYPE, PrometheusCollector, prometheus_text
 from trueup.monitor.snapshot import P_EDGES, Drift, Snapshot, merged
 

@@ -30,7 +30,7 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 BETS = ((1.0, 0.75), (1.0, 0.4), (0.2, 0.2), (0.03, 0.1))
 """Share s and exponent κ of each bet: all images a little unusual, all very, one in five, one in thirty."""
 CHUNK = 1024  # images whose bets are settled together
-BLOCK = 64  # images that are compared with each other, all with all
+BLOCK = 64  # images per block; all pairs within a block are compared
 _IN_BLOCK = np.arange(CHUNK) % BLOCK > np.arange(BLOCK - 1)[:, None]  # (k, image): whether k + 1 before is in its block
 WIDEST = 600.0  # range of logarithms whose exponentials a float64 can add up
 

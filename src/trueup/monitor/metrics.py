@@ -61,7 +61,7 @@ def metrics_of(snapshot: Snapshot) -> list[Metric]:
         Metric(
             "trueup_evidence",
             "summary",
-            "Squared distance from clean images at a norm, in spreads; 1 on clean images.",
+            "Squared distance from clean images at a norm, in clean standard deviations; 1 on clean images.",
             [
                 Sample(suffix, {"norm": name}, value)
                 for name, total, count in evidence
@@ -72,7 +72,7 @@ def metrics_of(snapshot: Snapshot) -> list[Metric]:
         _gauge("drift_log10_e_value", "Largest e-value against clean inputs.", snapshot.log_e_value / math.log(10)),
         _gauge(
             "drift_since_timestamp_seconds",
-            "When drift began, by the best guess; NaN without an alarm.",
+            "Estimated start of the drift; NaN without an alarm.",
             math.nan if since is None else since.timestamp(),
         ),
     ]

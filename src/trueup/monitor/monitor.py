@@ -23,7 +23,8 @@ from trueup.atomic import write_atomically
 from trueup.monitor.drift import DriftTest, Floats, gaps_of
 from trueup.monitor.rows import ImageRow, RowWriter, open_rows
 from trueup.monitor.sealed import seal, unseal
-from trueup.monitor.snapshot import LARGEST_EVIDENCE, P_EDGES, Drift, Snapshot
+from trueup.monitor.snapshot import EVIDENCE_CAP, P_EDGES, Drift, Snapshot
+from trueup.plurals import counted
 from trueup.rules import Evidence
 from trueup.targets import Targets
 
@@ -43,9 +44,9 @@ class Monitor:
         monitor.update(report)
         print(monitor.snapshot())
 
-    It reads the report of the forward pass that answers; there is no second pass. `update` only keeps a few numbers per
-    image, on their device. When there are many, it starts to copy them and counts those that it copied before: it never
-    waits for a GPU. `snapshot` waits until all images are counted.
+    It reads the report that the forward pass already returned; no second pass is run. `update` only keeps a few numbers
+    per image, on their device. When there are many, it starts to copy them and counts those that it copied before: it
+    never waits for a GPU. `snapshot` waits until all images are counted.
 
     source: a module that `trueup.correct(..., report=True)` made; or targets, for a model that was exported.
     unusual: p-value up to which an image counts as unusual; about this share of clean images does.
@@ -186,7 +187,7 @@ class Monitor:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Monitor({len(self.norms)} norms, {self.clean_images} held-out images)"
+        return f"Monitor({counted(len(self.norms), 'norm')}, {counted(self.clean_images, 'held-out image')})"
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
@@ -234,7 +235,7 @@ class Monitor:
         times = np.repeat([batch.time for batch in batches], [batch.images for batch in batches])
         self._test.step(gaps_of(p, self.clean_images), times)
         known = np.isfinite(evidence)
-        counted = np.where(known, np.minimum(evidence, LARGEST_EVIDENCE), 0.0)
+        capped = np.where(known, np.minimum(evidence, EVIDENCE_CAP), 0.0)
         at = p * (1 - ROUNDING)  # to compare with levels
         places = np.minimum(np.searchsorted(P_EDGES, at), len(P_EDGES) - 1)
         drift = Drift(
@@ -253,7 +254,7 @@ class Monitor:
             histogram=tuple(np.bincount(places, minlength=len(P_EDGES)).tolist()),
             p_sum=float(p.sum()),
             gate_sum=float(gate.sum()),
-            evidence_sum=tuple(counted.sum(axis=0).tolist()),
+            evidence_sum=tuple(capped.sum(axis=0).tolist()),
             evidence_images=tuple(known.sum(axis=0).tolist()),
             compared=len(changed),
             changed=int(changed.sum()),

@@ -14,11 +14,12 @@ from trueup.atomic import write_atomically
 from trueup.monitor.binomial import Share, share_of
 from trueup.monitor.drift import Alarm
 from trueup.monitor.sealed import seal, unseal
+from trueup.plurals import counted
 
 P_EDGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Upper edges of the histogram of p-values, as in Prometheus: a p-value is counted at the first edge that it does not
 exceed."""
-LARGEST_EVIDENCE = 100.0  # limit of an image's evidence at a norm: one broken image should not hide all others
+EVIDENCE_CAP = 100.0  # limit of an image's evidence at a norm: one broken image should not hide all others
 FORMAT, VERSION = "trueup snapshot", 1
 
 
@@ -134,7 +135,7 @@ class Snapshot:
 
     @property
     def since(self) -> datetime | None:
-        """When drift began, by the test's best guess; None without an alarm."""
+        """Estimated start of the drift; None without an alarm."""
         return None if self._alarm is None else local_time(self._alarm.since)
 
     @property
@@ -154,7 +155,7 @@ class Snapshot:
         window = " to ".join(f"{local_time(t):%Y-%m-%d %H:%M:%S}" for t in (self.began, self.ended) if t is not None)
         at, share = f"unusual (p <= {self.unusual_at:g})", self.unusual
         lines = [
-            f"{self.images} images, {window}",
+            f"{counted(self.images, 'image')}, {window}",
             self.verdict,
             f"{at}: {share.value:.2%} of the images ({share.low:.2%} to {share.high:.2%})",
             f"mean gate value: {self.gate:.2f}",
@@ -163,7 +164,7 @@ class Snapshot:
             changed = self.changed_answers
             lines.append(f"answers changed: {changed.value:.2%} of {self.compared} images ({changed.high:.2%} at most)")
         if self.not_finite:
-            lines.append(f"not finite: {self.not_finite} images")
+            lines.append(f"not finite: {counted(self.not_finite, 'image')}")
         width = max((len(name) for name in self.norms), default=0)
         lines += [f"  {name:{width}}  evidence {value:.2f}" for name, value in self.evidence.items()]
         return "\n".join(lines)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from trueup._answers import most_likely
+from trueup._batches import images_of
 from trueup._correct import Corrected, correct
-from trueup._loading import images_of
 from trueup._measure import Meter, Shift
 from trueup.graph import Activation, clone, device_of
 from trueup.monitor import Monitor, Snapshot

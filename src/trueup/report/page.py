@@ -133,8 +133,8 @@ def _plots(found: Findings) -> str:
         bands += [_band(s.name, style, _quantiles(s.evidence)) for s, style in zip(found.sets, STYLES, strict=False)]
         figures.append(
             depth_plot(bands, norms, caption="Evidence at each norm", x="norm, from first to last", log=True)
-            + f"<figcaption>Evidence at each norm: squared distance from clean, in spreads. Line: median; band: 80 % "
-            f"of the images.{keys}</figcaption>"
+            + f"<figcaption>Evidence at each norm: squared distance from clean, in clean standard deviations. "
+            f"Line: median; band: 80 % of the images.{keys}</figcaption>"
         )
     if found.sets[0].snapshot is not None:
         series = [(s.name, style, _shares(s.p)) for s, style in zip(found.sets, STYLES, strict=False)]

@@ -47,6 +47,7 @@ def write_report(
     rule: as for `trueup.correct`; by default the one that calibration chose.
     most_unusual: number of images that are shown as thumbnails.
     batch: images per forward pass, if `images` is a tensor.
+    title: heading of the report; by default the model and the names of the sets.
     activations, leaves: as they were given to `calibrate`.
     """
     found = find(

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 from trueup.functional.paper import Location
 
-Method = Literal["auto", "sort", "histogram"]
+Algorithm = Literal["auto", "sort", "histogram"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Correction:
     iterations: int = 1
     location: Location = "keep"
     sparse: bool = True
-    method: Method = "auto"
+    method: Algorithm = "auto"
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2"):
@@ -51,7 +51,7 @@ class Correction:
                 raise ValueError(f"Correction({name}={value!r}): expected a step size between 0 and 1")
         if isinstance(self.iterations, bool) or not isinstance(self.iterations, int) or self.iterations < 0:
             raise ValueError(f"Correction(iterations={self.iterations!r}): expected a whole number, 0 or more")
-        for name, known in (("location", get_args(Location)), ("method", get_args(Method))):
+        for name, known in (("location", get_args(Location)), ("method", get_args(Algorithm))):
             if getattr(self, name) not in known:
                 raise ValueError(f"Correction({name}={getattr(self, name)!r}): expected one of {', '.join(known)}")
 

@@ -40,22 +40,22 @@ class Evidence:
         that look at least as unusual as this one, g = log(20 α / p) / log 20, limited to 0...1. 1 switches the gate
         off. p is at least 1 / (n + 1) for n held-out images (half of those kept), so with a few dozen calibration
         images a small budget can open the gate only in part.
-    strength: how much evidence moves. A statistic that lies z clean spreads from its clean mean moves by the share
-        z² / (z² + κ) of the distance; κ is set, per channel and statistic, so that this would remove the share
-        `strength` of the statistic's variance on clean images. 0 ignores evidence, 1 moves every statistic fully.
+    strength: how much evidence moves. A statistic that lies z clean standard deviations from its clean mean moves by
+        the share z² / (z² + κ) of the distance; κ is set, per channel and statistic, so that this would remove the
+        share `strength` of the statistic's variance on clean images. 0 ignores evidence, 1 moves every statistic fully.
     base: how much is moved without evidence, by mixing the image's statistics with the clean ones as batch norm mixing
         does (N = 1 / base - 1).
     least: gate value of an image that looks clean. Evidence and base are multiplied by least + (1 - least) g. With 0,
         an image with p >= 20 α comes out as from the model itself (on a GPU, up to the rounding of fused norms).
     bands: split maps into local 3 x 3 means and the rest, each with its own deviation: noise raises only the second,
         blur lowers only the second. Maps smaller than 8 pixels, and tokens, always have one deviation.
-    depth: first share of the model's norms that is corrected. Early norms carry how the picture was taken, late ones
-        what is in it.
+    depth: first share of the model's norms that is corrected. Early norms reflect how a picture was taken, late norms
+        what it shows.
 
-    nuisance: weigh the evidence of each channel by how much of its variation is about how a picture was taken, as
-        calibration measured it on perturbed images.
-    tuned: weigh the evidence of each channel as calibration learned it: so that the corrected model says of perturbed
-        images what the model says of the clean ones. Needs `bands`, and replaces `nuisance`.
+    nuisance: weigh each channel's evidence by how much of the channel's variation is due to how a picture was taken,
+        as calibration measured it on perturbed images.
+    tuned: weigh each channel's evidence by weights learned at calibration, so that the corrected model answers
+        perturbed images as the model answers the clean ones. Needs `bands`, and replaces `nuisance`.
 
     The remaining fields are constants that ablations vary: `counts`, the weights of the evidence of a mean, of a low
     band's (or a whole map's) deviation and of a high band's; `ramp`, the 20 above; `before_gate`, the gate value at
@@ -122,18 +122,22 @@ class Evidence:
         return self.changes and self.budget < 1 and self.least < 1
 
     @property
-    def gate_before_known(self) -> float:
+    def _gate_before_known(self) -> float:
         """Gate value at norms that come before the gate has read."""
         return max(self.before_gate, self.least) if self.least > 0 else 0.0
 
-    def corrected(self, norms: int) -> int:
+    def _corrected(self, norms: int) -> int:
         """Number of a model's `norms`, from the first on, that the rule corrects: at least one, unless `depth` is 0.
 
-        >>> Evidence().corrected(19), Evidence(depth=0.4).corrected(53)
+        >>> Evidence()._corrected(19), Evidence(depth=0.4)._corrected(53)
         (18, 21)
         """
         return max(norms - int((1 - self.depth) * norms + 0.5), min(norms, 1 if self.depth > 0 else 0))
 
+
+CAREFUL = Evidence(budget=1.0, strength=0.02, base=0.0, depth=0.12)
+"""Rule of targets without a decision: a weak correction of the earliest norms, which depend least on what an image
+shows."""
 
 _ALWAYS_SHOWN = ("budget", "strength", "base", "least", "bands")
 

@@ -5,7 +5,7 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision, Trial
 from trueup.targets.fingerprint import Fingerprint, is_quantised
 from trueup.targets.norm import NormTarget
-from trueup.targets.site import Kind, Select, Site, Sites, check_select, listed
+from trueup.targets.sites import Kind, Select, Site, Sites, check_select, listed
 from trueup.targets.values import Targets
 
 __all__ = [

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trueup import functional
+from trueup.plurals import counted
 
 SKETCH = 65  # quantile levels kept per sampled image
 
@@ -33,6 +34,9 @@ class ActivationTarget:
         shapes = [tuple(t.shape) for t in (self.total, self.square, known, self.sample)]
         if len({*shapes[:3]}) != 1 or len(shapes[0]) != 1 or shapes[3][1:] != (SKETCH,):
             raise ValueError(f"the tensors of an activation target do not fit together: shapes {shapes}")
+
+    def __repr__(self) -> str:
+        return f"ActivationTarget(shape={self.shape}, {counted(self.images, 'image')}, {len(self.sample)} sampled)"
 
     def __add__(self, other: ActivationTarget) -> ActivationTarget:
         """Sums of both; the caller merges the samples."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trueup.plurals import counted
+
 if TYPE_CHECKING:
     from trueup.targets.values import Targets
 
@@ -38,8 +40,8 @@ def section(targets: Targets, file: str) -> str:
 def _facts(targets: Targets, file: str) -> list[tuple[str, str]]:
     facts = [
         ("targets", f"`{file}`"),
-        ("calibrated on", f"{targets.images} clean images, without labels"),
-        ("sites", f"{len(targets.norms)} norms, {len(targets.activations)} activations"),
+        ("calibrated on", f"{counted(targets.images, 'clean image')}, without labels"),
+        ("sites", f"{counted(len(targets.norms), 'norm')}, {counted(len(targets.activations), 'activation')}"),
     ]
     decision = targets.decision
     if decision is None:

@@ -22,7 +22,7 @@ from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
-from trueup.targets.site import Sites
+from trueup.targets.sites import Sites
 
 if TYPE_CHECKING:
     from trueup.targets.values import Targets

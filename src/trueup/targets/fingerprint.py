@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from trueup.plurals import counted
+
 # Rounding to bfloat16 moves a projection by about 0.001 of the norm, another training run by about the norm itself.
 TOLERANCE = 0.01
 ROUGH = 0.1  # for weights that are kept in eight bits or fewer
@@ -52,6 +54,9 @@ class Fingerprint:
     """
 
     tensors: Mapping[str, TensorPrint]
+
+    def __repr__(self) -> str:
+        return f"Fingerprint({counted(len(self.tensors), 'tensor')})"
 
     @classmethod
     def of(cls, model: nn.Module) -> Fingerprint:

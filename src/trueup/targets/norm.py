@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trueup import kernels
 from trueup.functional import evidence, gate
+from trueup.plurals import counted
 from trueup.rules import Evidence
 from trueup.rules.evidence import NUISANCE_FLOOR
 
@@ -46,6 +47,9 @@ class NormTarget:
             raise ValueError(f"the learned weights of a norm target have shape {tuple(self.weights.shape)}")
         if self.settled is not None and self.settled.shape not in [(3, k, *self.shape[:1]) for k in (2, 3)]:
             raise ValueError(f"the settled statistics of a norm target have shape {tuple(self.settled.shape)}")
+
+    def __repr__(self) -> str:
+        return f"NormTarget(shape={self.shape}, {counted(self.images, 'image')}, {len(self.sample)} sampled)"
 
     def __add__(self, other: NormTarget) -> NormTarget:
         """Sums of both; the caller merges the samples. Bands stay only if the maps of all images had them.

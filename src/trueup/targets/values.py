@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from trueup.functional.gate import Gate, fit
+from trueup.plurals import counted
 from trueup.rules import Evidence
 from trueup.targets import card, file
 from trueup.targets.activation import ActivationTarget
 from trueup.targets.decision import Decision
 from trueup.targets.fingerprint import Fingerprint
 from trueup.targets.norm import NormTarget
-from trueup.targets.site import Kind, Sites
+from trueup.targets.sites import Kind, Sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,8 @@ class Targets:
     )  # all sites of the model, as calibration found them; empty in files of earlier versions
 
     def __repr__(self) -> str:
-        return f"Targets({len(self.activations)} activations, {len(self.norms)} norms, {self.images} images)"
+        parts = (len(self.activations), "activation"), (len(self.norms), "norm"), (self.images, "image")
+        return f"Targets({', '.join(counted(*part) for part in parts)})"
 
     def __str__(self) -> str:
         decision = (

@@ -32,7 +32,7 @@ def test_a_time_limit_that_has_passed_says_how_to_go_on(call, tmp_path):
     where = ("--out", tmp_path / "rows.csv", "--targets", tmp_path, "--time-limit", "0")
     run = call("evaluate", "resnet20-bn-digits", *SMALL, "--method", "uncorrected", *where)
     assert run.exit_code == 0, run.output
-    assert "the same command continues" in run.output
+    assert "run the same command again to continue" in run.output
 
 
 @pytest.mark.parametrize(

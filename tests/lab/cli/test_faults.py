@@ -368,7 +368,7 @@ def test_after_an_interruption_a_command_says_that_it_continues(tmp_path):
         _, said = run.communicate()
     assert "epoch 1/5000" in first
     assert run.returncode == 130
-    assert said.strip() == "interrupted; the same command continues where it stopped"
+    assert said.strip() == "interrupted; run the same command again to continue"
     record = json.loads((tmp_path / "digits-bn" / "record.json").read_text(encoding="utf-8"))
     assert record["epoch"] >= 1
     assert [path.name for path in (tmp_path / "digits-bn").iterdir() if path.name.startswith(".")] == []

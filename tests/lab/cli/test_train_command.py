@@ -37,7 +37,7 @@ def test_a_time_limit_ends_well_and_the_same_command_goes_on(train, few_digits, 
     monkeypatch.setattr("trueup_lab.training.run.RESERVE", 9000)
     stopped = train(*arguments, "--time-limit", 900)
     assert stopped.exit_code == 0
-    assert "the same command continues" in stopped.output
+    assert "run the same command again to continue" in stopped.output
     assert "epoch 2/2" in train(*arguments).output
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from trueup_lab.data import cifar10
 from trueup_lab.data.corruptions import affine, corrupt, corruption_names, severities, strokes
 from trueup_lab.data.corruptions.constants import CIFAR10_C, MNIST_C, MNIST_C_PUBLISHED
 from trueup_lab.data.corruptions.families import FAMILIES
@@ -14,6 +15,8 @@ from trueup_lab.data.corruptions.frost_textures import textures
 from trueup_lab.data.corruptions.motion import motion_blur
 from trueup_lab.data.corruptions.rng import ImageRng
 from trueup_lab.data.fidelity import WITHOUT_CHANCE, change, within
+from trueup_lab.data.images import IMAGENET
+from trueup_lab.models.public import load_public
 
 pytestmark = pytest.mark.data
 
@@ -123,17 +126,14 @@ def test_each_frost_is_a_crop_of_a_texture(golden, severity):
 
 
 def test_the_public_resnet_is_as_accurate_on_ours_as_on_theirs(golden, data_path):
-    public = pytest.importorskip("trueup_lab.models.public")
-    images = pytest.importorskip("trueup_lab.data.images")
-    cifar10 = pytest.importorskip("trueup_lab.data.cifar10")
     data_path("cifar-10-batches-py")
-    model = public.load_public(data_path("weights", "resnet20_cifar10_bn_public.safetensors"))
+    model = load_public(data_path("weights", "resnet20_cifar10_bn_public.safetensors"))
     theirs = golden("cifar10-c")
     labels = cifar10.load("test").labels[theirs.indices]
 
     def surprise(x):
         with torch.inference_mode():
-            return float(F.cross_entropy(model(images.IMAGENET(x)), labels))
+            return float(F.cross_entropy(model(IMAGENET(x)), labels))
 
     for name in sorted({name for family, name, _ in RANDOM if family == "cifar10-c"}):
         ours = torch.tensor(

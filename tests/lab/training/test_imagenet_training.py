@@ -15,7 +15,7 @@ from PIL import Image
 from trueup_lab.data.imagenet import ImageFolder
 from trueup_lab.data.root import MissingDataError
 from trueup_lab.training.checkpoint import load_checkpoint
-from trueup_lab.training.imagenet import Choices, train_imagenet
+from trueup_lab.training.imagenet import ImageNetChoices, train_imagenet
 from trueup_lab.training.recipes import Recipe
 
 # As `command` asks for.
@@ -48,7 +48,7 @@ def trained(root, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ImageFolder, "__getitem__", note)
-        assert train_imagenet(Choices("gn", 0, RECIPE, size=32), out, data=root, device="cpu", workers=0)
+        assert train_imagenet(ImageNetChoices("gn", 0, RECIPE, size=32), out, data=root, device="cpu", workers=0)
     return out, seen
 
 
@@ -83,7 +83,7 @@ def test_two_processes_train_what_one_trains(root, trained, tmp_path):
 
 
 def test_a_run_stopped_by_its_time_limit_goes_on_bit_for_bit(root, tmp_path):
-    choices = Choices("bn", 1, RECIPE, size=32)
+    choices = ImageNetChoices("bn", 1, RECIPE, size=32)
     options = {"data": root, "device": "cpu", "workers": 0}
     assert train_imagenet(choices, tmp_path / "whole", **options)
     assert not train_imagenet(choices, tmp_path / "parts", time_limit=0, **options)
@@ -102,9 +102,9 @@ def test_every_epoch_sees_the_images_in_another_order_and_each_at_most_once(trai
 
 def test_the_checkpoint_of_another_run_is_refused(root, trained):
     with pytest.raises(ValueError, match="another run"):
-        train_imagenet(Choices("gn", 1, RECIPE, size=32), trained[0], data=root, device="cpu", workers=0)
+        train_imagenet(ImageNetChoices("gn", 1, RECIPE, size=32), trained[0], data=root, device="cpu", workers=0)
 
 
 def test_missing_images_name_the_folder(tmp_path):
     with pytest.raises(MissingDataError, match=r"imagenet/train/<synset>"):
-        train_imagenet(Choices("gn", 0, RECIPE), tmp_path, data=tmp_path, device="cpu")
+        train_imagenet(ImageNetChoices("gn", 0, RECIPE), tmp_path, data=tmp_path, device="cpu")

@@ -116,7 +116,7 @@ def test_a_run_reads_back_as_the_models_it_returned(tiny, tmp_path):
 def test_a_run_that_crashed_before_its_last_test_says_how_to_make_it_up(tiny, tmp_path):
     with pytest.raises(CrashError):
         train(CHOICES, tiny, tiny, Engine(), out=tmp_path, report=crash_after(3))
-    with pytest.raises(ValueError, match=r"no test accuracy of seeds \[0, 4\]; the same train command"):
+    with pytest.raises(ValueError, match=r"no test accuracy of seeds \[0, 4\]; run the same train command again"):
         load_run(tmp_path)
     train(CHOICES, tiny, tiny, Engine(), out=tmp_path)
     assert set(load_run(tmp_path)[2]["test_accuracy"]) == {"0", "4"}

@@ -9,15 +9,15 @@ import typer
 
 from trueup.cli.faults import Resumable
 from trueup.cli.loading import LOADERS
-from trueup_lab.cli.bench import bench
+from trueup_lab.cli.bench import bench_command
 from trueup_lab.cli.corrupted_sets import make_set, show
 from trueup_lab.cli.data import get
 from trueup_lab.cli.demo import show_demo
-from trueup_lab.cli.evaluate import evaluate
-from trueup_lab.cli.export import export
+from trueup_lab.cli.evaluate import evaluate_command
+from trueup_lab.cli.export import export_command
 from trueup_lab.cli.loading import load_by_name
-from trueup_lab.cli.reproduce import reproduce
-from trueup_lab.cli.train import train
+from trueup_lab.cli.reproduce import reproduce_command
+from trueup_lab.cli.train import train_command
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -30,7 +30,8 @@ def add_commands(app: typer.Typer) -> None:
     data.command()(show)
     app.add_typer(data, name="data")
     app.command("demo")(show_demo)
-    for command in (train, evaluate, reproduce):
-        app.command(cls=Resumable)(command)
-    for other in (export, bench):
-        app.command()(other)
+    app.command("train", cls=Resumable)(train_command)
+    app.command("evaluate", cls=Resumable)(evaluate_command)
+    app.command("reproduce", cls=Resumable)(reproduce_command)
+    app.command("export")(export_command)
+    app.command("bench")(bench_command)

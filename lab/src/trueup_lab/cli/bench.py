@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trueup_lab.performance import TimingRow
 
 
-def bench(
+def bench_command(
     only: Annotated[list[str] | None, typer.Argument(help="Only cases whose names contain one of these.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file (default: results/performance_<device>.csv).")] = None,

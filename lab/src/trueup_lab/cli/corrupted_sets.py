@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from trueup_lab.cli.options import DataRootOption
+
 Name = Annotated[str, typer.Argument(help="mnist-c, cifar10-c or imagenet-c", metavar="NAME")]
-Root = Annotated[Path | None, typer.Option("--data", help="Data root.")]
 Seed = Annotated[int, typer.Option(help="Random seed for generated images.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if available).")]
 
@@ -20,7 +21,7 @@ def make_set(
         list[int] | None,
         typer.Option(help="Severity, for ImageNet-C only; may be repeated (default: all).", min=1, max=5),
     ] = None,
-    data: Root = None,
+    data: DataRootOption = None,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
@@ -64,7 +65,7 @@ def show(
     out: Annotated[Path | None, typer.Option(help="PNG to write (default: NAME.png).")] = None,
     count: Annotated[int, typer.Option(help="Images per severity.", min=1)] = 3,
     first: Annotated[int, typer.Option(help="Number of the first image.", min=0)] = 0,
-    data: Root = None,
+    data: DataRootOption = None,
     seed: Seed = 0,
 ) -> None:
     """Draw a contact sheet of every corruption and severity for a few images."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trueup_lab.cli.options import DataRootOption
+
 
 def get(
     names: Annotated[list[str], typer.Argument(help="mnist, cifar10, mnist-c, cifar10-c or imagenet-c.")],
-    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
+    data: DataRootOption = None,
 ) -> None:
     """Download published data sets. Existing files are kept, and interrupted downloads resume."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

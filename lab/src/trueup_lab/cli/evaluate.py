@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from trueup_lab.cli.options import DataRootOption
 from trueup_lab.cli.progress import passes
 from trueup_lab.cli.train import check_limit, parse_seeds
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULTS = ["uncorrected", "default", "correct", "evidence", "bn-mix", "bn-batch"]
 
 
-def evaluate(
+def evaluate_command(
     models: Annotated[list[str], typer.Argument(help="Model files, or names of bundled models.")],
     method: Annotated[
         list[str] | None,
@@ -42,7 +43,7 @@ def evaluate(
         typer.Option(help="Segmentation: calibrate on every N-th test image, test on the others (0: training images)."),
     ] = 0,
     seeds: Annotated[str | None, typer.Option(help="Only these models of a file, such as 0-9 or 0,3.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
+    data: DataRootOption = None,
     seed: Annotated[int, typer.Option(help="Random seed for generated images and their order.")] = 0,
     origin: Annotated[str | None, typer.Option(help="Use only published or only generated images.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")] = None,
@@ -54,12 +55,11 @@ def evaluate(
 ) -> None:
     """Evaluate models under corruptions, with trueup's rules and with rival methods.
 
-    Rows are appended to OUT as they are measured, and never measured twice: the same command continues after an
-    interruption. Runs on the CPU, on one GPU, or in the processes that torchrun starts.
+    Rows are appended to OUT as they are measured, and never measured twice: after an interruption, run the same
+    command again to continue. Runs on the CPU, on one GPU, or in the processes that torchrun starts.
     """
     from trueup import __version__
-    from trueup_lab.evaluation import Plan, parse_method, read_subjects
-    from trueup_lab.evaluation import evaluate as run
+    from trueup_lab.evaluation import Plan, evaluate, parse_method, read_subjects
     from trueup_lab.evaluation.sets import FAMILIES
     from trueup_lab.processes import own_device, together
 
@@ -81,7 +81,7 @@ def evaluate(
     if severity and any(FAMILIES[subject.set] == "mnist-c" for subject in subjects):
         raise ValueError("--severity has no effect on MNIST-C, which has one severity per corruption; leave it out")
     with together() as processes, passes(quiet=processes.rank > 0) as report:
-        found = run(
+        found = evaluate(
             subjects,
             plan,
             out,
@@ -107,7 +107,8 @@ def evaluate(
             f"{__version__}; another --out measures them again"
         )
     there = f"{out}: {len(found.rows)} rows of this command"
-    typer.echo(there if found else f"stopped at the time limit; the same command continues ({there} so far)")
+    again = f"stopped at the time limit; run the same command again to continue ({there} so far)"
+    typer.echo(there if found else again)
 
 
 def summaries(rows: list[EvaluationRow]) -> list[Table]:

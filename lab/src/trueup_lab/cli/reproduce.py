@@ -11,11 +11,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from trueup_lab.cli.options import DataRootOption
 from trueup_lab.cli.progress import passes
 from trueup_lab.cli.train import check_limit, parse_seeds
 
 
-def reproduce(
+def reproduce_command(
     names: Annotated[list[str] | None, typer.Argument(help="Names of tables and figures; see --list.")] = None,
     every: Annotated[
         bool, typer.Option("--list", help="List every table and figure, and the models that it still needs.")
@@ -25,7 +26,7 @@ def reproduce(
     ] = False,
     results: Annotated[Path, typer.Option(help="Folder of models, rows and pictures.")] = Path("results"),
     document: Annotated[Path, typer.Option(help="File that --report writes.")] = Path("docs/reproduction.md"),
-    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
+    data: DataRootOption = None,
     images: Annotated[int | None, typer.Option(help="Images per test set (default: all).", min=1)] = None,
     calibrate: Annotated[int | None, typer.Option(help="Clean images for calibration (default: all).", min=1)] = None,
     seeds: Annotated[str | None, typer.Option(help="Only these models, such as 0-9 or 0,3.")] = None,
@@ -35,7 +36,8 @@ def reproduce(
         "runs/targets"
     ),
 ) -> None:
-    """Measure and draw the paper's tables and figures. The same command continues after an interruption.
+    """Measure and draw the paper's tables and figures. After an interruption, run the same command again to
+    continue.
 
     Rows are stored in RESULTS/<set>-c.csv, pictures in RESULTS/figures. Also runs under torchrun.
     """
@@ -74,7 +76,7 @@ def reproduce(
             )
             if not finished:
                 if first:
-                    typer.echo(f"{one.name}: stopped at the time limit; the same command continues")
+                    typer.echo(f"{one.name}: stopped at the time limit; run the same command again to continue")
                 return
             if first:
                 for path in draw(one, results, root=data, images=images):

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from trueup_lab.cli.options import DataRootOption
+
 SEEDS_HELP = "Seeds, such as 0-9 or 0,3,7: one model per seed, all trained at once."
 OUT_HELP = "Folder of runs. This run is OUT/<set>-<norm>, or OUT/<set>-<architecture>-<norm> if not resnet20."
 NORM_HELP = "bn, gn, frn or frn-relu for resnet20; the other architectures have one norm."
 
 
-def train(
+def train_command(
     dataset: Annotated[str, typer.Option("--set", help="mnist, cifar10, digits, scenes or imagenet.")],
     out: Annotated[Path, typer.Option(help=OUT_HELP)],
     architecture: Annotated[
@@ -21,7 +23,7 @@ def train(
     ] = "resnet20",
     norm: Annotated[str | None, typer.Option(help=NORM_HELP)] = None,
     seeds: Annotated[str, typer.Option(help=SEEDS_HELP)] = "0",
-    data: Annotated[Path | None, typer.Option(help="Data root.")] = None,
+    data: DataRootOption = None,
     epochs: Annotated[
         int | None,
         typer.Option(help="Number of epochs (default: the recipe's); the learning rate schedule is scaled.", min=1),
@@ -59,7 +61,7 @@ def train(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that read ImageNet (default: 8).", min=0)] = None,
 ) -> None:
-    """Train source models. The same command continues after an interruption.
+    """Train source models. After an interruption, run the same command again to continue.
 
     For ImageNet, train one ResNet-50 (the first seed), in as many processes as torchrun starts.
     """
@@ -68,8 +70,7 @@ def train(
     from trueup_lab.models.architectures import check_variant, find_architecture
     from trueup_lab.training.engine import default_engine
     from trueup_lab.training.recipes import recipe_for, shortened
-    from trueup_lab.training.run import Choices, TrainingProgress
-    from trueup_lab.training.run import train as run
+    from trueup_lab.training.run import Choices, TrainingProgress, train
 
     check_limit(time_limit)
     norm = norm or find_architecture(architecture).norms[0]
@@ -98,7 +99,7 @@ def train(
         )
         if len(parse_seeds(seeds)) > 1:
             raise ValueError(f"--seeds {seeds}: ImageNet is trained one model at a time; give one seed")
-        chosen = imagenet.Choices(
+        chosen = imagenet.ImageNetChoices(
             norm,  # type: ignore[arg-type]
             parse_seeds(seeds)[0],
             recipe,
@@ -132,9 +133,9 @@ def train(
     def report(progress: TrainingProgress) -> None:
         typer.echo(str(progress))
         if progress.stopped:
-            typer.echo(f"stopped before the time limit; the same command continues from {folder}")
+            typer.echo(f"stopped before the time limit; run the same command again to continue from {folder}")
 
-    models = run(
+    models = train(
         choices,
         train_images,
         test_images,

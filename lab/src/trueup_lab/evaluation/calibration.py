@@ -13,7 +13,7 @@ from trueup_lab.evaluation.sets import Benchmark
 from trueup_lab.evaluation.subjects import Subject
 from trueup_lab.processes import ALONE, Processes
 
-Watch = Callable[[Iterator[Tensor]], Iterator[Tensor]]
+StreamWatch = Callable[[Iterator[Tensor]], Iterator[Tensor]]
 """Passes images on, and may report or stop between them."""
 
 
@@ -27,7 +27,7 @@ def targets_of(
     batch: int,
     processes: Processes = ALONE,
     decide: bool = False,
-    watch: Watch = lambda images: images,
+    watch: StreamWatch = lambda images: images,
 ) -> Targets:
     """Return the targets of a subject from `count` clean images (None: all).
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trueup import Corrected
 from trueup_lab.devices import device_name
-from trueup_lab.evaluation.calibration import Watch, clean_images, targets_of
+from trueup_lab.evaluation.calibration import StreamWatch, clean_images, targets_of
 from trueup_lab.evaluation.clock import Clock
 from trueup_lab.evaluation.jobs import Job, Pair, row_of, sequence_hash
 from trueup_lab.evaluation.methods import Calibrating, Default, Forgetful, Network
@@ -132,7 +132,7 @@ class Workbench:
             self._models[subject.key] = copy.deepcopy(subject.model).eval().to(benchmark.device)
         return self._models[subject.key]
 
-    def targets(self, benchmark: Benchmark, pair: Pair, watch: Watch = lambda images: images) -> object:
+    def targets(self, benchmark: Benchmark, pair: Pair, watch: StreamWatch = lambda images: images) -> object:
         """Return the calibration that a method needs: its own kind, or the subject's targets."""
         own = isinstance(pair.method, Calibrating)
         key = pair.name if own else pair.subject.key
@@ -141,7 +141,7 @@ class Workbench:
                 self._targets[key] = self._calibrate(benchmark, pair, watch)
         return self._targets[key]
 
-    def _calibrate(self, benchmark: Benchmark, pair: Pair, watch: Watch) -> object:
+    def _calibrate(self, benchmark: Benchmark, pair: Pair, watch: StreamWatch) -> object:
         subject, count = pair.subject, self.plan.calibrate
         model = self._model(benchmark, subject)
         batch = self._pass_size(benchmark.open(Case("identity", 0)).take(torch.tensor([0])))

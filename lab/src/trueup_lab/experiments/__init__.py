@@ -1,6 +1,6 @@
 """Experiments: every table and figure of the paper as data, the paper's numbers, the runs and the report."""
 
-from trueup_lab.experiments.aggregate import Measured, cells, differences
+from trueup_lab.experiments.aggregate import MeasuredCell, cells, differences
 from trueup_lab.experiments.published import Cell, paper
 from trueup_lab.experiments.runs import lacking, rows_file, run_experiment
 from trueup_lab.experiments.specs import EXPERIMENTS, Column, Experiment, experiment
@@ -10,7 +10,7 @@ __all__ = [
     "Cell",
     "Column",
     "Experiment",
-    "Measured",
+    "MeasuredCell",
     "cells",
     "differences",
     "experiment",

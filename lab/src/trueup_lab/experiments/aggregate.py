@@ -16,7 +16,7 @@ from trueup_lab.experiments.specs import Column, Experiment
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCell:
     """One of our cells: mean and standard deviation over models, and the numbers of models and images behind it."""
 
     value: float
@@ -30,15 +30,15 @@ class Measured:
         return Cell(self.value, self.spread)
 
 
-def cells(experiment: Experiment, rows: Sequence[EvaluationRow]) -> dict[tuple[str, str], Measured]:
+def cells(experiment: Experiment, rows: Sequence[EvaluationRow]) -> dict[tuple[str, str], MeasuredCell]:
     """Return our cells by (row, column label), as `paper` does. Incomplete cells are left out."""
-    table: dict[tuple[str, str], Measured] = {}
+    table: dict[tuple[str, str], MeasuredCell] = {}
     for column, mine in used(experiment, rows).items():
         accuracies, images = _by_seed(mine), min(row.images for row in mine)
         for label, weights in _groups(experiment).items():
             if values := _complete(accuracies, weights):
                 spread = stdev(values) if len(values) > 1 else None
-                table[label, column.label] = Measured(fmean(values), spread, len(values), images)
+                table[label, column.label] = MeasuredCell(fmean(values), spread, len(values), images)
     return table
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from trueup_lab.evaluation import EvaluationRow, read_rows
-from trueup_lab.experiments.aggregate import Measured, cells, differences, mce, used
+from trueup_lab.experiments.aggregate import MeasuredCell, cells, differences, mce, used
 from trueup_lab.experiments.published import Cell, paper
 from trueup_lab.experiments.runs import lacking, rows_file
 from trueup_lab.experiments.specs import EXPERIMENTS, MIXING, Column, Experiment
@@ -79,7 +79,7 @@ def _table(experiment: Experiment, rows: Sequence[EvaluationRow]) -> list[str]:
     return [*table, "", _made_of(experiment, shown, rows), "", _beyond(shown, ours, theirs), ""]
 
 
-def _pair(ours: Measured | None, theirs: Cell | None) -> str:
+def _pair(ours: MeasuredCell | None, theirs: Cell | None) -> str:
     """Format one cell: ours / the paper's (difference)."""
     if ours is None:
         return f"- / {_number(theirs)}" if theirs else "-"
@@ -91,7 +91,7 @@ def _pair(ours: Measured | None, theirs: Cell | None) -> str:
     return f"{_number(ours.cell)} / {_number(theirs)} ({text})"
 
 
-def _apart(ours: Measured, theirs: Cell) -> bool:
+def _apart(ours: MeasuredCell, theirs: Cell) -> bool:
     """Return whether two cells differ by more than chance, from spreads over models and the number of test images."""
     share = theirs.value / 100
     sampling = 200 * math.sqrt(share * (1 - share) / ours.images) if ours.images and 0 < share < 1 else 0.0
@@ -99,7 +99,7 @@ def _apart(ours: Measured, theirs: Cell) -> bool:
 
 
 def _beyond(
-    columns: Sequence[Column], ours: dict[tuple[str, str], Measured], theirs: dict[tuple[str, str], Cell]
+    columns: Sequence[Column], ours: dict[tuple[str, str], MeasuredCell], theirs: dict[tuple[str, str], Cell]
 ) -> str:
     """Write one sentence per column on its differences beyond chance."""
     sentences = []
@@ -131,10 +131,10 @@ def _number(cell: Cell | None) -> str:
 def _mce(column: Column, experiment: Experiment, rows: Sequence[EvaluationRow], *, extra: bool) -> str:
     value = mce(column, experiment, rows, extra=extra)
     published = paper(experiment.name).get(("mCE", column.papers)) if extra else None
-    return _pair(None if value is None else Measured(value, None, 1, 0), published)
+    return _pair(None if value is None else MeasuredCell(value, None, 1, 0), published)
 
 
-def _curves(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> list[str]:
+def _curves(experiment: Experiment, ours: dict[tuple[str, str], MeasuredCell]) -> list[str]:
     """Write Figure 3 as a table: one line per curve, one column per number of iterations."""
     if not ours:
         return ["Not measured yet.", ""]
@@ -152,7 +152,7 @@ def _curves(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> li
     return [*_markdown(["norm, λ1, λ2", *(f"{count} iteration{'s' * (count != 1)}" for count in range(6))], body), ""]
 
 
-def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> list[str]:
+def _streams(experiment: Experiment, ours: dict[tuple[str, str], MeasuredCell]) -> list[str]:
     """Write the table of rivals: one line per norm, method and stream."""
     body = [
         [
@@ -175,7 +175,7 @@ def _streams(experiment: Experiment, ours: dict[tuple[str, str], Measured]) -> l
     return [*_markdown(head, body), ""]
 
 
-def _size(ours: dict[tuple[str, str], Measured], column: Column) -> tuple[str, str]:
+def _size(ours: dict[tuple[str, str], MeasuredCell], column: Column) -> tuple[str, str]:
     """Return the number of models of a column, and its smallest number of images per set."""
     found = [m for (_, label), m in ours.items() if label == column.label]
     return str(found[0].models), str(min(m.images for m in found))

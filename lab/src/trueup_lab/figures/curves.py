@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trueup_lab.experiments import Cell, Experiment, Measured, paper
+from trueup_lab.experiments import Cell, Experiment, MeasuredCell, paper
 from trueup_lab.experiments.specs import ITERATIONS
 from trueup_lab.figures.style import BLUE, BY_NORM, COLUMN, GREEN, NAMES, ORANGE, PURPLE, pyplot, quiet, save, small
 
-Cells = Mapping[tuple[str, str], Measured]
+Cells = Mapping[tuple[str, str], MeasuredCell]
 
 
 def draw_severities(experiment: Experiment, ours: Cells, path: Path) -> Path:

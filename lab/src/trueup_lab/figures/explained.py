@@ -6,7 +6,6 @@ python -m trueup_lab.figures.explained docs/pictures --results results
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -25,6 +24,7 @@ from trueup_lab.data.images import NORMALISATION
 from trueup_lab.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, pyplot, quiet
 from trueup_lab.performance import read_timings
 from trueup_lab.performance.architectures import ARCHITECTURES
+from trueup_lab.tables import read_dicts
 
 MODEL = "resnet20-bn-digits"
 NOISE, FOG = ("impulse_noise", 5), ("fog", 5)
@@ -106,10 +106,9 @@ def draw_channel(path: Path) -> None:
 def bench_gains(results: Path) -> dict[str, dict[str, float]]:
     """The default's gain by corruption and model, mean over severities and models of a name, least gain first."""
     gains: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    with (results / "bench.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["method"] == "default" and row["model"] in SHOWN and row["corruption"] in CORRUPTIONS:
-                gains[row["corruption"]][row["model"]].append(float(row["gain"]))
+    for row in read_dicts(results / "bench.csv"):
+        if row["method"] == "default" and row["model"] in SHOWN and row["corruption"] in CORRUPTIONS:
+            gains[row["corruption"]][row["model"]].append(float(row["gain"]))
     means = {name: {model: round(fmean(found), 3) for model, found in by.items()} for name, by in gains.items()}
     return dict(sorted(means.items(), key=lambda item: (fmean(item[1].values()), item[0])))
 

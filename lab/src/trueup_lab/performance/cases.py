@@ -13,7 +13,7 @@ import trueup
 from trueup_lab.performance.architectures import ARCHITECTURES, Architecture
 from trueup_lab.performance.calibration import measure_calibration, measure_decision, measure_file
 from trueup_lab.performance.first_answer import measure_first_answer
-from trueup_lab.performance.networks import EVIDENCE, Network
+from trueup_lab.performance.networks import EVIDENCE, NetworkCase
 from trueup_lab.performance.operators import measure_operator, measure_scaling
 from trueup_lab.performance.rows import TimingRow
 
@@ -40,7 +40,7 @@ _HALF: dict[str, Any] = {"dtype": torch.bfloat16, "channels_last": True}
 _NO_GATE = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
 
 
-def _network(name: str, needs: str, reach: float, network: Network) -> PerformanceCase:
+def _network(name: str, needs: str, reach: float, network: NetworkCase) -> PerformanceCase:
     stage = f"compiled, {network.dtype}" if network.how == "compiled" else "eager"
     return PerformanceCase(name, needs, lambda device: network.measure(device, name, reach), network.prepare, stage)
 
@@ -48,13 +48,13 @@ def _network(name: str, needs: str, reach: float, network: Network) -> Performan
 def _with_paper(name: str, needs: str, reach: float, architecture: Architecture, **options: Any) -> PerformanceCase:
     """A case in which the paper's rule is measured first."""
     rules = {"correction": _PAPERS[architecture.name], **EVIDENCE}
-    return _network(f"{architecture.name}, {name}", needs, reach, Network(architecture, rules=rules, **options))
+    return _network(f"{architecture.name}, {name}", needs, reach, NetworkCase(architecture, rules=rules, **options))
 
 
 def _memory(architecture: Architecture, batch: int) -> PerformanceCase:
     name = f"{architecture.name}, batch {batch}, bfloat16: peak memory"
     options: dict[str, Any] = {"channels_last": architecture.convolutional, "rules": _NO_GATE}
-    network = Network(architecture, batch, dtype=torch.bfloat16, **options)
+    network = NetworkCase(architecture, batch, dtype=torch.bfloat16, **options)
     return PerformanceCase(name, "cuda", lambda device: network.measure_memory(device, name, 1.1))
 
 
@@ -65,16 +65,16 @@ def _eager(architecture: Architecture) -> Iterator[PerformanceCase]:
     options: dict[str, Any] = {"architecture": architecture, "channels_last": architecture.convolutional, "rules": some}
     half, tf32 = {**options, "dtype": torch.bfloat16}, {**options, "tf32": True}
     every = {**half, "rules": {**some, **EVIDENCE}}
-    yield _network(f"{name}, batch 64, bfloat16", "cuda", 1.15, Network(batch=64, **every))
-    yield _network(f"{name}, batch 64, TF32", "cuda", 1.15, Network(batch=64, **tf32))
-    yield _network(f"{name}, batch 1, CUDA graph", "cuda", 1.15, Network(batch=1, how="graph", **half))
-    yield _network(f"{name}, batch 1", "cuda", 1.3, Network(batch=1, **half))
+    yield _network(f"{name}, batch 64, bfloat16", "cuda", 1.15, NetworkCase(batch=64, **every))
+    yield _network(f"{name}, batch 64, TF32", "cuda", 1.15, NetworkCase(batch=64, **tf32))
+    yield _network(f"{name}, batch 1, CUDA graph", "cuda", 1.15, NetworkCase(batch=1, how="graph", **half))
+    yield _network(f"{name}, batch 1", "cuda", 1.3, NetworkCase(batch=1, **half))
     yield _memory(architecture, 64)
 
 
 def _compiled(architecture: Architecture, *, half: bool) -> PerformanceCase:
     options: dict[str, Any] = {"dtype": torch.bfloat16} if half else {"tf32": True}
-    network = Network(
+    network = NetworkCase(
         architecture, 64, channels_last=architecture.convolutional, how="compiled", rules=_NO_GATE, **options
     )
     return _network(f"{architecture.name}, batch 64, {'bfloat16' if half else 'TF32'}, compiled", "cuda", 1.15, network)
@@ -89,10 +89,10 @@ def _cpu(architecture: Architecture) -> Iterator[PerformanceCase]:
     """The rows of the table on a CPU."""
     name = architecture.name
     options: dict[str, Any] = {"architecture": architecture, "rules": _NO_GATE, "threads": 1}
-    yield _network(f"{name}, batch 1, one CPU thread", "cpu", 1.5, Network(batch=1, **options))
-    compiled = Network(batch=1, how="compiled", **options)
+    yield _network(f"{name}, batch 1, one CPU thread", "cpu", 1.5, NetworkCase(batch=1, **options))
+    compiled = NetworkCase(batch=1, how="compiled", **options)
     yield _network(f"{name}, batch 1, one CPU thread, compiled", "cpu", 1.2, compiled)
-    two = Network(batch=32, **{**options, "threads": 2})
+    two = NetworkCase(batch=32, **{**options, "threads": 2})
     yield _network(f"{name}, batch 32, two CPU threads", "cpu", 1.25, two)
 
 

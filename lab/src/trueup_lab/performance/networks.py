@@ -28,7 +28,7 @@ RIVALS: dict[str, Method] = {"BN batch": BatchStatistics(), "BN mix": Mixed(), "
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkCase:
     """An architecture, its batches, and the way it is run."""
 
     architecture: Architecture

@@ -39,7 +39,7 @@ from trueup_lab.training.recipes import Recipe, learning_rate
 
 
 @dataclass(frozen=True)
-class Choices:
+class ImageNetChoices:
     """Everything that determines the trained model."""
 
     norm: NormName
@@ -50,7 +50,7 @@ class Choices:
 
 
 def train_imagenet(
-    choices: Choices,
+    choices: ImageNetChoices,
     out: Path,
     *,
     data: str | os.PathLike[str] | None = None,
@@ -183,7 +183,7 @@ def _input(images: Tensor, place: torch.device) -> Tensor:
 
 
 def _resume(
-    out: Path, choices: Choices, model: nn.Module, momentum: dict[str, Tensor]
+    out: Path, choices: ImageNetChoices, model: nn.Module, momentum: dict[str, Tensor]
 ) -> tuple[int, list[dict[str, float]]]:
     path = out / "checkpoint.safetensors"
     if not path.exists():
@@ -202,7 +202,7 @@ def _resume(
 
 def _save(
     out: Path,
-    choices: Choices,
+    choices: ImageNetChoices,
     model: nn.Module,
     momentum: dict[str, Tensor],
     history: list[dict[str, float]],
@@ -226,6 +226,6 @@ def _state(model: nn.Module, momentum: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights | {f"momentum/{key}": value for key, value in momentum.items()}
 
 
-def _plain(choices: Choices) -> dict[str, Any]:
+def _plain(choices: ImageNetChoices) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(choices)))
     return plain

@@ -222,11 +222,14 @@ def load_run(out: Path) -> tuple[Choices, dict[int, dict[str, Tensor]], dict[str
     choices = _choices(out / CHECKPOINT, facts)
     if facts["epoch"] != choices.recipe.epochs:
         raise ValueError(
-            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; the same command continues it"
+            f"the run at {out} is at epoch {facts['epoch']} of {choices.recipe.epochs}; run the same train command "
+            "again to continue"
         )
     record = _read_record(out / RECORD)
     if untested := [seed for seed in choices.seeds if str(seed) not in record["test_accuracy"]]:
-        raise ValueError(f"the run at {out} has no test accuracy of seeds {untested}; the same train command adds it")
+        raise ValueError(
+            f"the run at {out} has no test accuracy of seeds {untested}; run the same train command again to add it"
+        )
     return choices, {seed: _below(f"{seed}/weights/", tensors) for seed in choices.seeds}, record
 
 

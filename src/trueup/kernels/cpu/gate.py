@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.functional.gate import Gate
-from trueup.kernels.cpu.compile import njit
+from trueup.kernels.cpu.numba_jit import njit
 
 
 def gate_values(

@@ -1,4 +1,4 @@
-"""The rule of evidence on the CPU, compiled by numba: one pass over each map to measure it, one to write it.
+"""The rule of evidence on the CPU, compiled by numba (`planes`): one pass over each map to measure it, one to write it.
 
 A map fits into the fastest cache, whereas torch's own operators write each step of each map to memory and read it back.
 Each site is one call into compiled code that does not hold Python's lock. A single image has so few values that work in
@@ -12,30 +12,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numba import carray  # type: ignore[attr-defined]
 from torch import Tensor
 from torch.nn import Parameter
 
 from trueup.functional import evidence
-from trueup.functional.evidence import FARTHEST, LARGEST_EVIDENCE
 from trueup.functional.ranges import within_range
 from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.cpu.compile import at_address, callback, fetch_add, njit
+from trueup.kernels.cpu.planes import MEASURE, MEASURED, REALIGN, SIZE
 from trueup.kernels.cpu.threads import run_native
 from trueup.kernels.plain.maps import add_and_relu
 
 _PART = 1 << 16  # values that justify another thread
-_RUN = 1024  # values summed in float32; the sums of runs are added in float64
-_MEASURED = 6  # numbers per map: five moments and the low band's residual mean
 
-# Argument of the compiled code: one array of int64, mostly addresses. 0 means none.
-_JOB = ("next", "maps", "out", "residual", "reference", "gate", "planes", "channels", "n", "width", "numbers", "chunk")
-_NEXT, _MAPS, _OUT, _RESIDUAL, _REFERENCE, _GATE, _PLANES, _CHANNELS, _N, _WIDTH, _NUMBERS, _CHUNK = range(len(_JOB))
-_NORM = len(_JOB)  # then the norm: mean, variance, weight, bias
-_SIZE = _NORM + 4
-_Job = ctypes.c_int64 * _SIZE
+_Job = ctypes.c_int64 * SIZE  # its entries: see `planes`
 _Numbers = ctypes.c_float * 3  # limits of results: 0 or minus infinity, a ReLU6's ceiling or infinity; norm's epsilon
 _NO_NORM = (0, 0, 0, 0)
 
@@ -89,10 +79,10 @@ def moments(x: Tensor, bands: bool) -> Tensor:
         return evidence.moments(x, bands=bands)
     maps = x.float().contiguous()
     planes = maps.shape[0] * maps.shape[1]
-    found = maps.new_empty(planes, _MEASURED)
+    found = maps.new_empty(planes, MEASURED)
     width = maps.shape[-1] if bands else 0
-    _run(_MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width)
-    return found.view(*maps.shape[:2], _MEASURED).transpose(1, 2)[:, : 5 if bands else 2].contiguous()
+    _run(MEASURE, maps, [found.data_ptr(), 0, 0, 0], planes, maps.shape[1], width)
+    return found.view(*maps.shape[:2], MEASURED).transpose(1, 2)[:, : 5 if bands else 2].contiguous()
 
 
 def _realign_maps(
@@ -117,7 +107,7 @@ def _realign_maps(
     width = maps.shape[-1] if reference.shape[1] == 3 else 0
     numbers = _Numbers(least, most, 0.0 if norm is None else norm.epsilon)
     channel = _NO_NORM if norm is None else [t.data_ptr() for t in norm.tensors]
-    _run(_REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, numbers, channel)
+    _run(REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, numbers, channel)
 
 
 def _run(
@@ -137,281 +127,3 @@ def _run(
     at = 0 if numbers is None else ctypes.addressof(numbers)
     job = _Job(0, maps.data_ptr(), *addresses, planes, channels, size // planes, width, at, chunk, *norm)
     run_native(function, job, shares)
-
-
-def _measure_planes(address):
-    """Measure planes until none is left; write `_MEASURED` numbers for each to `out`."""
-    job = carray(address, _SIZE)
-    planes, n, width = job[_PLANES], job[_N], job[_WIDTH]
-    maps = carray(at_address(job[_MAPS]), (planes, n), np.float32)
-    found = carray(at_address(job[_OUT]), (planes, _MEASURED), np.float32)
-    memory = np.empty(2 * (n + width), np.float32)
-    centred, beside = _scratch(memory, n)
-    while True:
-        begin = fetch_add(address, job[_CHUNK])
-        if begin >= planes:
-            break
-        for p in range(begin, min(begin + job[_CHUNK], planes)):
-            _copy(maps[p], centred)
-            _measure(centred, width, True, beside, found[p])
-    memory[0] = 0  # it must live until here
-
-
-def _realign_planes(address):
-    """Realign planes until none is left."""
-    job = carray(address, _SIZE)
-    planes, channels, n, width = job[_PLANES], job[_CHANNELS], job[_N], job[_WIDTH]
-    maps = carray(at_address(job[_MAPS]), (planes, n), np.float32)
-    out = carray(at_address(job[_OUT]), (planes, n), np.float32)
-    residual = carray(at_address(job[_RESIDUAL]), (planes, n), np.float32)
-    k = 3 if width else 2
-    reference = carray(at_address(job[_REFERENCE]), (5, k, channels), np.float64)
-    gate = carray(at_address(job[_GATE]), planes // channels, np.float32)
-    numbers = carray(at_address(job[_NUMBERS]), 3, np.float32)
-    least, most = numbers[0], numbers[1]  # as in torch's relu, NaN and -0 are not less than 0
-    mean = carray(at_address(job[_NORM]), channels, np.float32)
-    variance = carray(at_address(job[_NORM + 1]), channels, np.float32)
-    weight = carray(at_address(job[_NORM + 2]), channels, np.float32)
-    bias = carray(at_address(job[_NORM + 3]), channels, np.float32)
-    memory = np.empty(2 * (n + width), np.float32)
-    centred, beside = _scratch(memory, n)
-    found, terms = np.empty(_MEASURED, np.float32), np.empty(3, np.float32)
-    while True:
-        begin = fetch_add(address, job[_CHUNK])
-        if begin >= planes:
-            break
-        for p in range(begin, min(begin + job[_CHUNK], planes)):
-            c = p % channels
-            gain, offset = np.float32(1.0), np.float32(-0.0)  # these change nothing, not even the sign of a zero
-            if job[_NORM]:
-                gain, offset = _norm_of_channel(mean[c], variance[c], weight[c], bias[c], numbers[2])
-            opened = np.float64(1.0)
-            if job[_GATE]:
-                opened = np.float64(gate[p // channels])
-            moves = opened > 0  # images whose gate value is 0 are not even measured
-            if moves:
-                if job[_NORM]:
-                    _normalise(maps[p], gain, offset, centred)
-                else:
-                    _copy(maps[p], centred)
-                _measure(centred, width, False, beside, found)
-                moves = _coefficients(found, reference, c, opened, terms)
-            if job[_RESIDUAL]:
-                _write(maps[p], moves, width, gain, offset, terms, centred, beside, residual[p], least, most, out[p])
-            else:
-                _write(maps[p], moves, width, gain, offset, terms, centred, beside, None, least, most, out[p])
-    memory[0] = 0  # it must live until here
-
-
-@njit
-def _scratch(memory, n):
-    """Divide memory for one plane. Slices of these arrays are not counted, as numba counts those of its own arrays:
-    that took longer than the rule on a small map.
-    """
-    address = np.int64(memory.ctypes.data)
-    centred = carray(at_address(address), n, np.float32)
-    return centred, carray(at_address(address + 4 * n), len(memory) - n, np.float32)
-
-
-@njit(fastmath={"contract"})
-def _norm_of_channel(mean, variance, weight, bias, epsilon):
-    """Gain and offset of a batch norm, rounded as by torch."""
-    gain = weight * (np.float32(1.0) / np.sqrt(variance + epsilon))
-    return gain, bias - mean * gain
-
-
-@njit
-def _coefficients(found, reference, c, gate, terms):
-    """Write start and gains of a plane into `terms`, as `evidence.coefficients`; return whether they are finite."""
-    mean, tilt = np.float64(found[0]), np.float64(found[5])
-    k = reference.shape[1]
-    start, finite = mean, True
-    for j in range(k):
-        centre, spread, kappa = reference[0, j, c], reference[1, j, c], reference[2, j, c]
-        floor, base = reference[3, j, c], reference[4, j, c] * gate
-        row = 0 if j == 0 else 1 if k == 2 else 1 + j
-        value = np.float64(found[row])
-        away = (0.5 * np.log(value + floor) if j else value) - centre
-        z = away / spread
-        z2 = min(z * z, LARGEST_EVIDENCE) * gate
-        share = z2 / (z2 + kappa)
-        mixed = 0.0
-        if base > 0 and j:
-            mixed = 0.5 * np.log(1 - base + base * np.exp(2 * min(max(away, -FARTHEST), FARTHEST)))
-        elif base > 0:
-            mixed = base * away
-        moved = -(share * away + (1 - share) * mixed)
-        if j:
-            moved = np.exp(moved)
-            terms[j] = np.float32(moved)
-            start += moved * tilt if j == 2 else -moved * tilt
-        else:
-            start += moved
-        finite = finite and np.isfinite(moved)
-    terms[0] = np.float32(start)
-    return finite and np.isfinite(start)
-
-
-@njit
-def _copy(plane, into):
-    for k in range(len(plane)):
-        into[k] = plane[k]
-
-
-@njit(fastmath={"contract"})
-def _normalise(plane, gain, offset, into):
-    """Write what torch's batch norm gives, to the last bit: so results do not depend on what is done in one pass."""
-    for k in range(len(plane)):
-        into[k] = gain * plane[k] + offset
-
-
-@njit
-def _measure(plane, width, absolute, beside, found):
-    """Write moments and residual mean of a plane into `found`; there are bands if `width` is not 0.
-
-    The mean is subtracted from `plane`. With bands, `beside` is left holding the means over each row's neighbours, with
-    a row more above and below.
-    """
-    n = len(plane)
-    mean = np.float32(_sum(plane) / n)
-    _subtract(mean, plane)
-    found[0], found[1], found[5] = mean, 0.0, 0.0
-    if absolute or not width:
-        found[1] = _sum_of_squares(plane) / n
-    if width:
-        _smooth_rows(plane, width, beside)
-        tilt, low, high, size = _measure_bands(plane, beside, width)
-        tilt = tilt / n
-        found[2], found[3] = max(low / n - tilt * tilt, 0.0), max(high / n - tilt * tilt, 0.0)
-        found[4], found[5] = size / n, tilt
-
-
-# The compiler may choose the order of these sums, so that it can use vectors. The order is the same every time only if
-# the loop writes nothing: otherwise the code would check whether arrays overlap in memory, with an order for each case.
-# Loops run over slices from 0, because an index that might be negative prevents vectorisation.
-@njit(fastmath={"reassoc"})
-def _sum(plane):
-    total = 0.0
-    for begin in range(0, len(plane), _RUN):
-        run, part = plane[begin : begin + _RUN], np.float32(0.0)
-        for k in range(len(run)):
-            part += run[k]
-        total += float(part)
-    return total
-
-
-@njit(fastmath={"reassoc"})
-def _sum_of_squares(plane):
-    total = 0.0
-    for begin in range(0, len(plane), _RUN):
-        run, part = plane[begin : begin + _RUN], np.float32(0.0)
-        for k in range(len(run)):
-            part += run[k] * run[k]
-        total += float(part)
-    return total
-
-
-@njit
-def _subtract(mean, plane):
-    for k in range(len(plane)):
-        plane[k] -= mean
-
-
-@njit
-def _smooth_rows(plane, width, beside):
-    """Write the mean of each value and its neighbours in the row into `beside`; at an end there is one neighbour.
-
-    The row added above the first is the mean of the first two, so that the mean of three rows is that of these two;
-    the same below.
-    """
-    n = len(plane)
-    third, half = np.float32(1 / 3), np.float32(0.5)
-    rows = beside[width : width + n]
-    before, here, after, into = plane[:-2], plane[1:-1], plane[2:], rows[1:-1]
-    for k in range(len(into)):  # one long loop that ignores the ends of rows; they follow
-        into[k] = (before[k] + here[k] + after[k]) * third
-    inner = 1 if width > 1 else 0
-    for first in range(0, n, width):
-        last = first + width - 1
-        rows[first] = (plane[first] + plane[first + inner]) * half
-        rows[last] = (plane[last - inner] + plane[last]) * half
-    step = width if n > width else 0
-    first, second, above = rows[:width], rows[step : step + width], beside[:width]
-    for k in range(len(above)):
-        above[k] = (first[k] + second[k]) * half
-    first, second, below = rows[n - width :], rows[n - width - step : n - step], beside[width + n :]
-    for k in range(len(below)):
-        below[k] = (first[k] + second[k]) * half
-
-
-@njit(inline="always")
-def _local_mean(above, here, below):
-    return (above + here + below) * np.float32(1 / 3)
-
-
-@njit(fastmath={"reassoc"})
-def _measure_bands(centred, beside, width):
-    """Sums over a plane: the low band, its squares, the high band's squares, the high band's absolute values."""
-    total_tilt = total_low = total_high = total_size = 0.0
-    for begin in range(0, len(centred), _RUN):
-        row = centred[begin : begin + _RUN]
-        end = begin + len(row)
-        above, here, below = beside[begin:end], beside[begin + width : end + width], beside[begin + 2 * width :]
-        tilt = low = high = size = np.float32(0.0)
-        for k in range(len(row)):
-            smooth = _local_mean(above[k], here[k], below[k])
-            rough = row[k] - smooth
-            tilt += smooth
-            low += smooth * smooth
-            high += rough * rough
-            size += abs(rough)
-        total_tilt, total_low = total_tilt + float(tilt), total_low + float(low)
-        total_high, total_size = total_high + float(high), total_size + float(size)
-    return total_tilt, total_low, total_high, total_size
-
-
-@njit
-def _write(plane, moves, width, gain, offset, terms, centred, beside, residual, least, most, into):
-    """Write start + gain * part + ..., or gain * plane + offset if the plane does not move.
-
-    Then add the `residual`, unless it is None, and limit values to `least` and `most`.
-    """
-    if not moves:
-        _write_unmoved(plane, gain, offset, residual, least, most, into)
-    elif not width:
-        _write_plane(centred, terms[0], terms[1], residual, least, most, into)
-    else:
-        _write_bands(centred, beside, width, terms[0], terms[1], terms[2], residual, least, most, into)
-
-
-@njit(inline="always")
-def _finish(value, residual, k, least, most):
-    """Add the residual and apply the relu. None is a type of its own, for which numba compiles code without the sum."""
-    if residual is not None:
-        value = value + residual[k]
-    value = least if value < least else value
-    return most if value > most else value
-
-
-@njit(fastmath={"contract"})
-def _write_unmoved(plane, gain, offset, residual, least, most, into):
-    for k in range(len(plane)):
-        into[k] = _finish(gain * plane[k] + offset, residual, k, least, most)
-
-
-@njit
-def _write_plane(centred, start, gain, residual, least, most, into):
-    for k in range(len(centred)):
-        into[k] = _finish(start + gain * centred[k], residual, k, least, most)
-
-
-@njit
-def _write_bands(centred, beside, width, start, low, high, residual, least, most, into):
-    n = len(centred)
-    above, here, below = beside[:n], beside[width : width + n], beside[2 * width :]
-    for k in range(n):
-        smooth = _local_mean(above[k], here[k], below[k])
-        into[k] = _finish(start + low * smooth + high * (centred[k] - smooth), residual, k, least, most)
-
-
-_MEASURE, _REALIGN = (callback(function) for function in (_measure_planes, _realign_planes))

@@ -74,7 +74,8 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
         finite = wide.abs() < torch.finfo(wide.dtype).max
     else:
         over = [d for d in range(1, a.dim()) if d != channels]
-        # The means after the pooling: else Inductor lays the pooled maps out anew, and transposes them in every loop.
+        # Compute the means after pooling; otherwise Inductor changes the pooled maps' layout and transposes them in
+        # every loop.
         smooth = _local_mean(wide) if usual.bands else None
         mean = wide.mean(over, keepdim=True)
         parts = [wide - mean] if smooth is None else _centred_bands(wide, mean, smooth, over)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trueup.atomic import write_atomically
-from trueup_lab.data.corrupted_sets.recipe import Recipe
+from trueup_lab.data.corrupted_sets.recipe import GenerationRecipe
 from trueup_lab.data.marks import mark_of
 from trueup_lab.locks import locked
 
@@ -35,12 +35,12 @@ class Made:
     constants: list[list[float]]
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> GenerationRecipe:
         """Recipe that the file was made from."""
-        return Recipe(self.generator, self.seed, self.constants)
+        return GenerationRecipe(self.generator, self.seed, self.constants)
 
     @classmethod
-    def by(cls, recipe: Recipe, sha256: str = "", size: int = 0) -> Made:
+    def by(cls, recipe: GenerationRecipe, sha256: str = "", size: int = 0) -> Made:
         """Return the entry of a file of this recipe; without a checksum, the file is still being written."""
         return cls(sha256, size, recipe.generator, recipe.seed, recipe.constants)
 
@@ -109,7 +109,7 @@ class Manifest:
             "it and run `trueup data make`; or, if it is the published file, move it to a folder without a manifest"
         )
 
-    def usable(self, name: str, recipe: Recipe) -> bool:
+    def usable(self, name: str, recipe: GenerationRecipe) -> bool:
         """Whether a generated file is listed as complete and of this recipe."""
         made = self.files.get(name)
         return made is not None and made.recipe == recipe and bool(made.sha256)
@@ -128,7 +128,7 @@ class Manifest:
         if path.stat().st_size != made.bytes or _seen(path, path.stat().st_mtime_ns, made.bytes) != made.sha256:
             raise ValueError(f"{path} is damaged: it differs from its checksum; run `trueup data make` again")
 
-    def holds(self, name: str, recipe: Recipe) -> bool:
+    def holds(self, name: str, recipe: GenerationRecipe) -> bool:
         """Whether a file exists, is undamaged, and is of this recipe."""
         path = self.folder / name
         if not path.is_file() or not self.usable(name, recipe):

@@ -12,7 +12,7 @@ from trueup_lab.data.corruptions.families import FAMILIES
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GenerationRecipe:
     """Everything that determines generated images, besides the clean ones."""
 
     generator: int
@@ -25,11 +25,11 @@ class Recipe:
         return marks.mark(hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest())
 
 
-def recipe_of(family: str, name: str, seed: int, severity: int | None = None) -> Recipe:
+def recipe_of(family: str, name: str, seed: int, severity: int | None = None) -> GenerationRecipe:
     """Return the recipe of a corruption, or of one severity of it. The name of labels is empty."""
     levels = FAMILIES[family].levels.get(name, ())
     if name in FAMILIES[family].published:
         severity = FAMILIES[family].published[name]
     if severity is not None:
         levels = levels[severity - 1 :][:1]
-    return Recipe(GENERATOR, seed, [[float(c) for c in level] for level in levels])
+    return GenerationRecipe(GENERATOR, seed, [[float(c) for c in level] for level in levels])

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from trueup_lab.data.corruptions import corruption_names, severities
 
-Source = Callable[[str, int | None], Tensor]
+SheetSource = Callable[[str, int | None], Tensor]
 """(corruption, severity) -> images (N, C, H, W) uint8; the severity is None for a corruption without severities."""
 
 _MARGIN, _NAMES, _LINE, _SIDE = 4, 130, 14, 64
 
 
-def contact_sheet(family: str, source: Source) -> Image.Image:
+def contact_sheet(family: str, source: SheetSource) -> Image.Image:
     """Draw one row per corruption, with one block of images per severity.
 
     Small images are enlarged by a whole factor, to at most 64 pixels.

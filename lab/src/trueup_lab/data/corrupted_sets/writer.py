@@ -20,7 +20,7 @@ from trueup_lab.data.corrupted_sets import clean
 from trueup_lab.data.corrupted_sets.arrays import folder
 from trueup_lab.data.corrupted_sets.folders import GROUP_OF, UNFINISHED, ImageNetC, clean_folder, listing
 from trueup_lab.data.corrupted_sets.manifest import NAME, Made, Manifest
-from trueup_lab.data.corrupted_sets.recipe import Recipe, recipe_of
+from trueup_lab.data.corrupted_sets.recipe import GenerationRecipe, recipe_of
 from trueup_lab.data.corruptions import corrupt, corruption_names
 from trueup_lab.data.imagenet import Crop, ImageFolder
 from trueup_lab.data.images import Images
@@ -140,7 +140,11 @@ def _channels_last(images: Tensor) -> np.ndarray:
 
 
 def _write_array(
-    path: Path, shape: tuple[int, ...], recipe: Recipe, parts: Iterable[np.ndarray], progress: Callable[[int], None]
+    path: Path,
+    shape: tuple[int, ...],
+    recipe: GenerationRecipe,
+    parts: Iterable[np.ndarray],
+    progress: Callable[[int], None],
 ) -> tuple[str, int]:
     """Write a .npy file of bytes part by part and return its SHA-256 and size.
 
@@ -225,7 +229,7 @@ def _folders_with_images(top: Path) -> Iterator[str]:
                 yield unit
 
 
-def _wanted(manifest: Manifest, unit: str, recipe: Recipe) -> bool:
+def _wanted(manifest: Manifest, unit: str, recipe: GenerationRecipe) -> bool:
     """Whether a folder of images is still to be made."""
     place = manifest.folder / unit
     unfinished = (place / UNFINISHED).exists()
@@ -244,7 +248,7 @@ def _wanted(manifest: Manifest, unit: str, recipe: Recipe) -> bool:
 def _write_images(
     data: ImageNetC,
     place: Path,
-    recipe: Recipe,
+    recipe: GenerationRecipe,
     device: torch.device | str,
     progress: Callable[[int], None],
 ) -> None:
@@ -267,7 +271,7 @@ def _write_images(
         progress(numbers.stop)
 
 
-def _is_whole(path: Path, recipe: Recipe) -> bool:
+def _is_whole(path: Path, recipe: GenerationRecipe) -> bool:
     """Whether an image exists, and is of this recipe and undamaged by its own mark."""
     if mark_of(path) != recipe.mark:
         return False

@@ -25,7 +25,7 @@ from trueup_lab.data.corruptions.spatter import mud, water
 from trueup_lab.data.corruptions.strokes import dotted_line, stripe, zigzag
 from trueup_lab.data.corruptions.weather import fog, frost, snow
 
-Recipe = Callable[..., Tensor]
+CorruptionFunction = Callable[..., Tensor]
 """(images, rng, *constants) -> uint8 images, or floats from 0 to 255 that the family turns into bytes."""
 
 
@@ -43,7 +43,7 @@ class Family:
     channels: int
     size: int
     levels: Mapping[str, Levels]
-    recipes: Mapping[str, Recipe]
+    recipes: Mapping[str, CorruptionFunction]
     to_bytes: Callable[[Tensor], Tensor]
     published: Mapping[str, int] = field(default_factory=dict)
     scratch: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Family:
         return min(height, width) >= self.smallest
 
 
-def _fixed(function: Callable[..., Tensor]) -> Recipe:
+def _fixed(function: Callable[..., Tensor]) -> CorruptionFunction:
     """Make a recipe of a function without random numbers."""
     return lambda x, _, *constants: function(x, *constants)
 
@@ -71,11 +71,11 @@ def _spatter(x: Tensor, rng: ImageRng, *constants: float) -> Tensor:
     return mud(x, rng, *shape) if muddy else water(x, rng, *shape)
 
 
-def _noise(function: Callable[[Tensor, ImageRng, float, float], Tensor], cut: float) -> Recipe:
+def _noise(function: Callable[[Tensor, ImageRng, float, float], Tensor], cut: float) -> CorruptionFunction:
     return lambda x, rng, level: function(x, rng, level, cut)
 
 
-def _colour(size: int, ice: float) -> dict[str, Recipe]:
+def _colour(size: int, ice: float) -> dict[str, CorruptionFunction]:
     """Return CIFAR-10-C's and ImageNet-C's recipes, with constants for images `size` wide and frost scaled by `ice`."""
     return {
         "brightness": _fixed(brightness),
@@ -100,7 +100,7 @@ def _colour(size: int, ice: float) -> dict[str, Recipe]:
     }
 
 
-_GREY: dict[str, Recipe] = {
+_GREY: dict[str, CorruptionFunction] = {
     "identity": _fixed(Tensor.clone),
     "shot_noise": _noise(shot_noise, 0.5),
     "impulse_noise": _noise(impulse_noise, 0.5),

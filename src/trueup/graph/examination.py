@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trueup.graph.inputs import Inputs, tensors_in
 from trueup.graph.instrument import Instrumented
 from trueup.graph.probe import run
-from trueup.graph.trace import Trace, TraceError, check_met, differ_from, fixed_inputs
+from trueup.graph.tracing import Trace, TraceError, check_met, differ_from, fixed_inputs
 from trueup.graph.watch import Watch, unwatch
 from trueup.targets import Site, Sites
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from trueup.graph.activations import ACTIVATION_MODULES, Activation
-from trueup.graph.clone import clone, modules_of
+from trueup.graph.cloning import clone, modules_of
 from trueup.graph.memory import IN_PLACE_OPERATORS, is_aliased
 from trueup.graph.recognise import Known, Match, Numbering
 from trueup.targets import Site, Sites
