@@ -55,8 +55,23 @@ def claims() -> dict[str, list[str]]:
         "reading-the-decision": [*_reading()],
         "models": [*_models()],
         "targets": [*_targets()],
+        "performance": [*_performance()],
     }
     return {page: found.get(page, []) for page in PAGES}
+
+
+def _performance() -> Iterator[str]:
+    rows = {(row["case"], row["what"]): row for row in read("performance_h200")}
+    many, one = (float(rows[f"RegNetY-1.6GF, batch {n}", "evidence, no gate"]["cost"]) for n in ("64, TF32", "1"))
+    yield f"RegNetY takes {1000 * many:.1f} ms, though the host starts it in {1000 * one:.1f} ms"
+    seconds, kernels = (
+        [float(rows[f"{name}: first answer", what]["cost"]) for name in ("ResNet-50", "MobileNetV2")]
+        for what in ("first answer, empty cache", "compiled kernels")
+    )
+    yield f"{seconds[0]:.1f} s with {kernels[0]:.0f} kernels and {seconds[1]:.1f} s with {kernels[1]:.0f}"
+    slow = [rows[f"calibration, {name}", "calibration"] for name in ("ResNet-20, batch 128", "ResNet-50, batch 64")]
+    small, large = (float(row["cost"]) - float(row["of"]) for row in slow)
+    yield f"takes {small:.2f} s (ResNet-20) and {large:.2f} s (ResNet-50) longer than its 40 passes"
 
 
 def _bench() -> Iterator[str]:

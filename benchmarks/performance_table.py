@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trueup_lab.performance import TimingRow, read_timings
+from trueup_lab.performance import CASES, TimingRow, read_timings
 from trueup_lab.performance.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,7 +64,7 @@ def tables() -> dict[str, str]:
 def architectures(rows: Sequence[TimingRow], ways: Mapping[str, str]) -> str:
     """Ratios of the rule that calibration usually chooses, one line per architecture."""
     lines = [f"| | {' | '.join(ways)} |", f"|---{'|---' * len(ways)}|"]
-    bounds = [_bound(rows, suffix) for suffix in ways.values()]
+    bounds = [_bound(suffix) for suffix in ways.values()]
     lines.append(f"| *to reach* | {' | '.join(bounds)} |")
     for architecture in ARCHITECTURES:
         cells = [_ratio(rows, architecture.name + suffix, "evidence, no gate") for suffix in ways.values()]
@@ -108,12 +108,15 @@ def rest(gpu: Sequence[TimingRow], cpu: Sequence[TimingRow]) -> str:
         ):
             by_sorting = [r.ratio for r in (gpu if row in gpu else cpu) if r.case == row.case and "sorting" in r.what]
             unit = " MB" if row.against == "megabyte" else ""
-            reach = "" if row.reach is None else f"{row.reach:g}{unit}"
+            bound = _REACH.get(row.case) if row.reach is None else row.reach  # a row may be older than its aim
+            reach = "" if bound is None else f"{bound:g}{unit}"
+            ratio = _bold(f"{row.ratio:.3g}{unit}", missed=bound is not None and row.ratio > bound)
             sort = f"{by_sorting[0]:.0f}" if by_sorting else ""
-            lines.append(f"| {row.case} | {row.device} | {row.ratio:.3g}{unit} | {reach} | {sort} |")
+            lines.append(f"| {row.case} | {row.device} | {ratio} | {reach} | {sort} |")
     return "\n".join(lines) + "\n"
 
 
+_REACH = {case.name: case.reach for case in CASES}
 _FIRST = ("first answer, empty cache", "first answer, full cache")
 
 
@@ -124,14 +127,17 @@ def _ratio(rows: Sequence[TimingRow], case: str, what: str) -> str:
 def _cell(row: TimingRow | None, unit: str = "") -> str:
     if row is None:
         return "-"
-    text = f"{row.ratio:.2f}{unit}"
-    return f"**{text}**" if row.reach is not None and row.ratio > row.reach else text
+    return _bold(f"{row.ratio:.2f}{unit}", missed=row.reach is not None and row.ratio > row.reach)
 
 
-def _bound(rows: Sequence[TimingRow], suffix: str) -> str:
-    cases = {architecture.name + suffix for architecture in ARCHITECTURES}
-    found = {row.reach for row in rows if row.case in cases and row.reach is not None}
-    return f"{found.pop():g}" if len(found) == 1 else "-"
+def _bold(text: str, *, missed: bool) -> str:
+    return f"**{text}**" if missed else text
+
+
+def _bound(suffix: str) -> str:
+    """The aim of a column, from its cases: there may be no rows yet."""
+    (bound,) = {_REACH[name] for each in ARCHITECTURES if (name := each.name + suffix) in _REACH}
+    return f"{bound:g}"
 
 
 if __name__ == "__main__":

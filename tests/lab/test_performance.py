@@ -140,6 +140,15 @@ def test_every_case_of_the_table_has_a_name_of_its_own():
     assert sum(name.startswith("ViT-S/16") for name in names) == 8
 
 
+def test_a_case_knows_its_aim_before_it_is_measured():
+    """The table shows the aim of a column that has no rows yet."""
+    reach = {case.name: case.reach for case in CASES}
+    assert reach["Swin-T, batch 64, bfloat16, compiled"] == 1.15
+    assert reach["ViT-S/16, batch 64, bfloat16: peak memory"] == 1.1
+    assert reach["calibration, ResNet-20, batch 128"] == 2
+    assert reach["scaling"] is None
+
+
 def test_an_architecture_of_a_missing_package_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
     monkeypatch.setitem(sys.modules, "torchvision.models.vision_transformer", None)

@@ -69,6 +69,9 @@ def test_rows_of_training_images_are_in_their_own_table_only():
     assert page.methods_table([*rows(), *other]) == page.methods_table(rows())
     line = "| 184: training images | 233 clean images, 233 in each of 75 sets | +20.0 ± 0.2 |"
     assert line in page.calibration_table([*rows(), *other])
+    assert "gains +20.0 ± 0.2 (severities 1, 2, 3, 4, 5; learned" in page.calibration_in_words(other)
+    assert "aim of 10 is met" in page.calibration_in_words(other)
+    assert page.calibration_in_words(rows()) == ""
 
 
 def test_plots_are_drawn(tmp_path):
@@ -85,6 +88,6 @@ def test_the_demos_table_has_a_line_per_weather():
     ]
 
 
-@pytest.mark.parametrize("name", ["demo", "methods", "corruptions", "training", "time"])
+@pytest.mark.parametrize("name", ["demo", "methods", "corruptions", "training", "training in words", "time"])
 def test_every_table_has_its_place(name):
     assert f"<!-- {name} -->" in (ROOT / page.PAGE).read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ def test_the_whole_demonstration(call, tmp_path, monkeypatch):
     for name in demo.CORRUPTIONS:
         assert name.replace("_", " ") in run.output
     assert "evidence: better in" in run.output
+    assert run.output.rstrip().rsplit("Open ", 1)[1].split()[0].endswith("demo.png")
     rows = (tmp_path / "pictures" / "demo.csv").read_text().splitlines()
     assert rows[0] == "corruption,severity,images,as_trained,correction,evidence"
     assert len(rows) == 2 + len(demo.CORRUPTIONS) * len(demo.SEVERITIES)

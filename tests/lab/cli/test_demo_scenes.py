@@ -29,6 +29,8 @@ def test_the_whole_demonstration(call, tmp_path, monkeypatch, decide):
     assert run.exit_code == 0, run.output
     assert "with trueup" in run.output
     assert "Targets(" in run.output
+    assert "shares of pixels" in run.output
+    assert run.output.rstrip().rsplit("Open ", 1)[1].split()[0].endswith("segmentation.png")
     assert ("chosen among" in run.output) == decide
     rows = read_table(tmp_path / "pictures" / "segmentation.csv", demo.ScenesRow)
     assert [row.weather for row in rows] == ["clean", *WEATHERS]

@@ -1,4 +1,4 @@
-"""`trueup demo`: both rules on corrupted digits."""
+"""`trueup demo`: both rules on corrupted digits, or the default rule on street scenes in bad weather."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def show_demo(
     ] = "classification",
     out: Annotated[Path, typer.Option(help="Folder for the figure and the CSV file.")] = Path("demo"),
 ) -> None:
-    """Show both rules on digits under nine corruptions. Takes about a minute.
+    """Show trueup on corrupted digits, or on street scenes in bad weather (--task segmentation), in about a minute.
 
-    Compares three networks: as trained, with the paper's correction (set by --lambda1, --lambda2, --iterations and
-    --location), and with evidence, the default rule. With --task segmentation, shows the default rule on street scenes
-    in fog, dusk, rain and noise; --images and --out then still apply, the other options are for digits.
+    On digits, compares three networks under nine corruptions: as trained, with the paper's correction (set by
+    --lambda1, --lambda2, --iterations and --location), and with evidence, the default rule. On street scenes, compares
+    the network as trained and with the default rule in fog, dusk, rain and noise; of the options, only --images and
+    --out apply there.
     """
     from trueup import Correction
     from trueup_lab import demo
@@ -75,4 +76,7 @@ def show_demo(
     lines = [DemoTableRow(row.corruption, row.severity, result.images, **row.accuracy) for row in result.rows]
     write_table(out / "demo.csv", DemoTableRow, lines)
     draw_demo(result, out / "demo.png")
-    console.print(f"Files:  {out / 'demo.png'}, {out / 'demo.csv'}", highlight=False)
+    console.print(f"Numbers: {out / 'demo.csv'}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Open {out / 'demo.png'} to see the digits and what each rule gains", highlight=False, soft_wrap=True
+    )

@@ -32,6 +32,7 @@ def show_scenes(scenes: int, out: Path) -> None:
         )
     console.print(scenes_table(result))
     console.print(str(result.targets), highlight=False)
+    console.print("An answer is the class of a pixel: the shares above are shares of pixels", highlight=False)
     plain, corrected = result.ms
     console.print(
         f"A scene takes {plain:.1f} ms as trained and {corrected:.1f} ms corrected; calibration takes "
@@ -40,7 +41,8 @@ def show_scenes(scenes: int, out: Path) -> None:
     )
     write_table(out / "segmentation.csv", ScenesRow, result.rows)
     draw_scenes_demo(result.examples, out / "segmentation.png")
-    console.print(f"Files:  {out / 'segmentation.png'}, {out / 'segmentation.csv'}", highlight=False)
+    console.print(f"Numbers: {out / 'segmentation.csv'}", highlight=False, soft_wrap=True)
+    console.print(f"Open {out / 'segmentation.png'} to see scenes and answers", highlight=False, soft_wrap=True)
 
 
 def scenes_table(result: ScenesResult) -> Table:

@@ -18,6 +18,9 @@ from trueup_lab.performance.networks import prepared
 from trueup_lab.performance.rows import TimingRow, absolute, compared
 from trueup_lab.performance.timing import side_by_side
 
+CALIBRATION_REACH = 2.0
+"""Upper bound for calibration, in forward passes over the same images."""
+
 
 def measure_calibration(architecture: Architecture, batch: int, device: torch.device) -> Iterator[TimingRow]:
     """Compare calibration with the same number of forward passes: more on a GPU, where tracing would dominate."""
@@ -35,7 +38,7 @@ def measure_calibration(architecture: Architecture, batch: int, device: torch.de
 
     times = side_by_side({"forward passes": forward, "calibration": calibrate}, device, seconds=0.1)
     case = f"calibration, {architecture.name}, batch {batch}"
-    yield compared(case, "calibration", "forward passes", times, 2.0, batch=batch)
+    yield compared(case, "calibration", "forward passes", times, CALIBRATION_REACH, batch=batch)
 
 
 def measure_decision(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:

@@ -11,7 +11,12 @@ import torch
 
 import trueup
 from trueup_lab.performance.architectures import ARCHITECTURES, Architecture
-from trueup_lab.performance.calibration import measure_calibration, measure_decision, measure_file
+from trueup_lab.performance.calibration import (
+    CALIBRATION_REACH,
+    measure_calibration,
+    measure_decision,
+    measure_file,
+)
 from trueup_lab.performance.first_answer import measure_first_answer
 from trueup_lab.performance.networks import EVIDENCE, NetworkCase
 from trueup_lab.performance.operators import measure_operator, measure_scaling
@@ -22,6 +27,7 @@ from trueup_lab.performance.rows import TimingRow
 class PerformanceCase:
     """One or more rows of the table. `needs` is the kind of device it requires, or "" for any.
 
+    `reach` is the upper bound that the ratio of its first row should meet, also while nothing has been measured.
     `prepare` compiles what the case needs, so that it is in the compilers' caches. Cases of one `stage` are prepared
     together.
     """
@@ -31,6 +37,7 @@ class PerformanceCase:
     measure: Callable[[torch.device], Iterator[TimingRow]]
     prepare: Callable[[torch.device], None] | None = None
     stage: str = ""
+    reach: float | None = None
 
 
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
@@ -42,7 +49,9 @@ _NO_GATE = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
 
 def _network(name: str, needs: str, reach: float, network: NetworkCase) -> PerformanceCase:
     stage = f"compiled, {network.dtype}" if network.how == "compiled" else "eager"
-    return PerformanceCase(name, needs, lambda device: network.measure(device, name, reach), network.prepare, stage)
+    return PerformanceCase(
+        name, needs, lambda device: network.measure(device, name, reach), network.prepare, stage, reach
+    )
 
 
 def _with_paper(name: str, needs: str, reach: float, architecture: Architecture, **options: Any) -> PerformanceCase:
@@ -55,7 +64,7 @@ def _memory(architecture: Architecture, batch: int) -> PerformanceCase:
     name = f"{architecture.name}, batch {batch}, bfloat16: peak memory"
     options: dict[str, Any] = {"channels_last": architecture.convolutional, "rules": _NO_GATE}
     network = NetworkCase(architecture, batch, dtype=torch.bfloat16, **options)
-    return PerformanceCase(name, "cuda", lambda device: network.measure_memory(device, name, 1.1))
+    return PerformanceCase(name, "cuda", lambda device: network.measure_memory(device, name, 1.1), reach=1.1)
 
 
 def _eager(architecture: Architecture) -> Iterator[PerformanceCase]:
@@ -78,6 +87,13 @@ def _compiled(architecture: Architecture, *, half: bool) -> PerformanceCase:
         architecture, 64, channels_last=architecture.convolutional, how="compiled", rules=_NO_GATE, **options
     )
     return _network(f"{architecture.name}, batch 64, {'bfloat16' if half else 'TF32'}, compiled", "cuda", 1.15, network)
+
+
+def _calibration(architecture: Architecture, batch: int, needs: str) -> PerformanceCase:
+    name = f"calibration, {architecture.name}, batch {batch}"
+    return PerformanceCase(
+        name, needs, lambda device: measure_calibration(architecture, batch, device), reach=CALIBRATION_REACH
+    )
 
 
 def _first_answer(architecture: Architecture) -> PerformanceCase:
@@ -104,11 +120,9 @@ _LATER = [architecture for architecture in ARCHITECTURES if architecture.name no
 CASES = (
     *(case for architecture in ARCHITECTURES for case in _eager(architecture)),
     *(case for name in ("ResNet-20", "MobileNetV2", "ResNet-50") for case in _cpu(BY_NAME[name])),
-    PerformanceCase(
-        "calibration, ResNet-50, batch 64", "cuda", lambda device: measure_calibration(RESNET50, 64, device)
-    ),
-    PerformanceCase("calibration, ResNet-50, batch 8", "cpu", lambda device: measure_calibration(RESNET50, 8, device)),
-    PerformanceCase("calibration, ResNet-20, batch 128", "", lambda device: measure_calibration(RESNET20, 128, device)),
+    _calibration(RESNET50, 64, "cuda"),
+    _calibration(RESNET50, 8, "cpu"),
+    _calibration(RESNET20, 128, ""),
     PerformanceCase("decision, ResNet-20", "", lambda device: measure_decision(RESNET20, device)),
     PerformanceCase("decision, MobileNetV2", "cuda", lambda device: measure_decision(BY_NAME["MobileNetV2"], device)),
     *(_first_answer(BY_NAME[name]) for name in _SHOWN_FIRST),
