@@ -39,7 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     state = asked.out.parent / "monitor.json"
     if state.exists():
-        monitor = trueup.Monitor.load(state, rows=asked.out / "rows.csv")
+        try:
+            monitor = trueup.Monitor.load(state, robust, rows=asked.out / "rows.csv")
+        except ValueError as error:  # such as after a new calibration
+            parser.error(str(error))
         monitor.reset()  # a new window; the drift test goes on
     else:
         monitor = trueup.Monitor(robust, rows=asked.out / "rows.csv")

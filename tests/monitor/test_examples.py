@@ -139,3 +139,9 @@ def test_the_batch_job_answers_and_its_drift_test_goes_on(calibrated, example, t
     assert drift.images == 60
     assert "inputs have drifted since" in capsys.readouterr().out
     assert len((tmp_path / "runs" / "tuesday" / "rows.csv").read_text().splitlines()) == 21
+    # After a new calibration the drift test cannot go on, and the old state must not be lost.
+    trueup.calibrate(model, images(220).split(110), decide=False).save(tmp_path / "t.trueup")
+    with pytest.raises(SystemExit) as stopped:
+        run("tuesday")
+    assert stopped.value.code == 2
+    assert "monitor.json: its images were ranked among the 150 held-out images" in capsys.readouterr().err

@@ -90,6 +90,22 @@ def test_snapshots_of_other_norms_or_levels_are_not_added():
         window() + Snapshot(("a", "b"), 0.05)
 
 
+def test_snapshots_of_two_calibrations_are_not_added():
+    a, b, unknown = window(calibration="1f"), window(calibration="2e"), window()
+    with pytest.raises(ValueError, match=r"two calibrations \(1f and 2e\); add up the windows of each .* by itself"):
+        a + b
+    for both in (a + unknown, unknown + a):
+        assert (both.images, both.calibration) == (20, "1f")
+    with pytest.raises(ValueError, match="two calibrations"):
+        (a + unknown) + b
+
+
+def test_files_of_earlier_versions_say_nothing_about_the_calibration():
+    old = asdict(window())
+    del old["calibration"]
+    assert Snapshot.from_json(seal("trueup snapshot", 1, old)) == window()
+
+
 def test_a_file_gives_back_the_snapshot(tmp_path):
     first = window(streams={"x": drift(10, 12.0, since=3.0)}, histogram=tuple(range(14)))
     first.save(tmp_path / "a.json")
@@ -116,6 +132,7 @@ def test_a_file_gives_back_the_snapshot(tmp_path):
         (sealed(evidence_sum=[1.0, "2"]), "cannot be those of any images"),
         (sealed(evidence_images=[1]), "cannot be those of any images"),
         (sealed(p_sum=-1.0), "cannot be those of any images"),
+        (sealed(calibration=7), "cannot be those of any images"),
         (sealed(norms=[1, 2]), "cannot be those of any images"),
         (sealed(began="yesterday"), "cannot be those of any images"),
         (sealed(streams={"x": {"images": 3}}), "not a complete snapshot"),

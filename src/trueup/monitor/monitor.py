@@ -9,6 +9,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +78,7 @@ class Monitor:
                 raise ValueError(f"Monitor({name}={value!r}): expected a probability between 0 and 1")
         reporting = _report_module(source, report)
         self.norms, self.clean_images, self.unusual = reporting.norms, reporting.clean_images, unusual
+        self._calibration = reporting.calibration
         if 1 / (self.clean_images + 1) > unusual:
             raise ValueError(
                 f"Monitor(unusual={unusual!r}): with {self.clean_images} held-out images the smallest p-value is "
@@ -104,7 +106,7 @@ class Monitor:
         """Start an empty window and a new stream for this process."""
         self._process, self._stream = os.getpid(), uuid.uuid4().hex
         self._test = test
-        self._window = Snapshot(self.norms, self.unusual)
+        self._window = Snapshot(self.norms, self.unusual, calibration=self._calibration)
         self._pending: list[_Batch] = []
         self._waiting = 0
         self._transfer: _Transfer | None = None
@@ -140,7 +142,7 @@ class Monitor:
             self._begin(DriftTest(self.clean_images, false_alarm=old.false_alarm) if test else old)
             if not test:
                 self._stream = stream
-                self._window = Snapshot(self.norms, self.unusual, streams=ended.streams)
+                self._window = replace(self._window, streams=ended.streams)
             return ended
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -154,11 +156,16 @@ class Monitor:
     def load(
         cls,
         path: str | PathLike[str],
+        source: Corrected | Targets | None = None,
         *,
         rows: str | PathLike[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Monitor:
-        """Go on where the monitor that was saved stopped. It needs neither the model nor the targets."""
+        """Go on where the monitor that was saved stopped.
+
+        source: the corrected model, or its targets, whose reports will follow. Raises ValueError if their calibration
+            is another one than the monitor's: the drift test cannot go on then. Without it, nothing is checked.
+        """
         monitor = cls.__new__(cls)
         try:
             state = unseal(Path(path).read_text(encoding="utf-8"), FORMAT, VERSION)
@@ -166,6 +173,12 @@ class Monitor:
             stream = state["stream"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a monitor that Monitor.save wrote: {error}") from error
+        if source is not None:
+            reporting = _report_module(source, "all" if len(window.norms) > 1 else True)
+            if fault := _fault(reporting, window, test.clean):
+                raise ValueError(f"{path}: {fault}")
+            window = replace(window, calibration=reporting.calibration)
+        monitor._calibration = window.calibration
         monitor.norms, monitor.clean_images, monitor.unusual = window.norms, test.clean, window.unusual_at
         monitor._locks, monitor._clock = {}, clock
         monitor._open_rows(rows)
@@ -322,6 +335,19 @@ def _report_module(source: Corrected | Targets, report: Reported) -> ImageReport
             f"{type(source).__name__}{' without a report' if isinstance(source, Corrected) else ''}"
         )
     return found
+
+
+def _fault(reporting: ImageReport, window: Snapshot, clean: int) -> str | None:
+    """Describe why a saved monitor cannot watch the model that makes these reports; None if it can."""
+    if window.calibration not in ("", reporting.calibration) or reporting.clean_images != clean:
+        return (
+            f"its images were ranked among the {counted(clean, 'held-out image')} of another calibration "
+            f"than the given one, which held out {reporting.clean_images}, so its drift test cannot go on; keep this "
+            "file with the old targets, and begin another one with trueup.Monitor(robust)"
+        )
+    if reporting.norms != window.norms:
+        return f"it reads {window.norms}, but the given model reports {reporting.norms}; give correct the same report="
+    return None
 
 
 def _columns(report: Mapping[str, Any], norms: int) -> Tensor:
