@@ -83,6 +83,12 @@ def test_adding_is_associative_and_takes_the_whole_span():
     assert (a + b).images == 7
 
 
+def test_sum_adds_up_snapshots():
+    assert sum([window(3), window(4), window(5)]) == window(12)
+    with pytest.raises(TypeError):
+        1 + window()
+
+
 def test_snapshots_of_other_norms_or_levels_are_not_added():
     with pytest.raises(ValueError, match="norms is"):
         window() + Snapshot(("a",), 0.01)

@@ -104,6 +104,10 @@ class Snapshot:
             calibration="".join(calibrations),
         )
 
+    def __radd__(self, other: int) -> Snapshot:
+        """0 + snapshot, so that `sum` adds up snapshots."""
+        return self if other == 0 else NotImplemented
+
     @property
     def unusual(self) -> Share:
         """Share of unusual images, with its 95 % confidence interval. It should be `unusual_at` or less."""
