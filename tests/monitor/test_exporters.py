@@ -96,6 +96,40 @@ def test_prometheus_scrapes_the_collector_through_its_own_server(watched):
         server.server_close()
 
 
+def two_models():
+    return {"first": Snapshot(("a",), 0.01, images=3), 'sec"ond': Snapshot(("b", "c"), 0.05, images=4)}
+
+
+def test_several_models_are_told_apart_in_prometheus(watched):
+    client = pytest.importorskip("prometheus_client")
+    models = {name: lambda snapshot=snapshot: snapshot for name, snapshot in two_models().items()}
+    registry = client.CollectorRegistry(auto_describe=True)  # as the default registry is
+    registry.register(PrometheusCollector(models))
+    for text in (prometheus_text(two_models()), client.generate_latest(registry).decode()):
+        with serving(lambda text=text: text) as url:
+            found = scraped(url)
+        assert found["trueup_images_total", ("model", "first")] == 3
+        assert found["trueup_images_total", ("model", 'sec"ond')] == 4
+        assert found["trueup_evidence_count", ("model", 'sec"ond'), ("norm", "c")] == 0
+        assert found["trueup_p_value_bucket", ("le", "0.01"), ("model", "first")] == 0
+        types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+        assert len(types) == len(set(types))  # a second one would be an error
+        assert text.count("# HELP trueup_unusual_images_total ") == 1
+    models["third"] = watched.snapshot
+    assert registry.get_sample_value("trueup_images_total", {"model": "third"}) == 40
+    assert prometheus_text({}).count("# TYPE") == len(types)
+
+
+def test_several_models_are_told_apart_in_opentelemetry():
+    models = {name: lambda snapshot=snapshot: snapshot for name, snapshot in two_models().items()}
+    with collecting(models) as collect:
+        found = collect()
+        assert found["trueup.images", ("model", "first")] == 3
+        assert found["trueup.evidence.count", ("model", 'sec"ond'), ("norm", "c")] == 0
+        models["third"] = models["first"]
+        assert collect()["trueup.images", ("model", "third")] == 3
+
+
 def test_names_of_norms_are_escaped():
     text = prometheus_text(Snapshot(('a"b\\c\n',), 0.01))
     assert r'trueup_evidence_sum{norm="a\"b\\c\n"} 0' in text

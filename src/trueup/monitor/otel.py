@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trueup.monitor.metrics import Metric, metrics_of
-from trueup.monitor.snapshot import Snapshot
+from trueup.monitor.metrics import EMPTY, Metric, Source, metrics_from, metrics_of
 
 
-def observe(meter: Any, snapshot: Callable[[], Snapshot]) -> None:
+def observe(meter: Any, snapshot: Source) -> None:
     """Add observable instruments to a meter of OpenTelemetry.
 
         observe(opentelemetry.metrics.get_meter("my.service"), monitor.snapshot)
@@ -20,12 +19,18 @@ def observe(meter: Any, snapshot: Callable[[], Snapshot]) -> None:
     histogram of p-values is a counter with the upper edge as the attribute `le`, because OpenTelemetry has no
     observable histogram. `trueup.drift_since_timestamp_seconds` has no value before an alarm. `snapshot` is called
     once per collection.
+
+    For several models, call `observe` once, with a mapping from their names, which become the attribute `model`:
+
+        observe(meter, {"classifier": monitor.snapshot, "detector": other.snapshot})
+
+    OpenTelemetry ignores instruments that are there already, and with them a second call.
     """
     try:
         from opentelemetry.metrics import Observation
     except ImportError as error:
         raise ImportError("observe needs OpenTelemetry: pip install 'trueup[opentelemetry]'") from error
-    seen = _OncePerCollection(lambda: {metric.name: metric for metric in metrics_of(snapshot())})
+    seen = _OncePerCollection(lambda: {metric.name: metric for metric in metrics_from(snapshot)})
 
     def add(metric: Metric, suffix: str) -> None:
         name = metric.name.replace("_", ".", 1) + suffix.replace("_total", "").replace("_", ".")
@@ -39,7 +44,7 @@ def observe(meter: Any, snapshot: Callable[[], Snapshot]) -> None:
         create = meter.create_observable_gauge if metric.kind == "gauge" else meter.create_observable_counter
         create(name, callbacks=[read], description=metric.help)
 
-    for metric in metrics_of(snapshot()):
+    for metric in metrics_of(EMPTY):
         for suffix in dict.fromkeys(sample.suffix for sample in metric.samples):
             add(metric, suffix)
 
