@@ -126,6 +126,13 @@ class Monitor:
             if self._waiting >= FOLD or len(self._pending) >= FOLD_BATCHES:
                 self._send()
 
+    @property
+    def stream(self) -> str:
+        """Identifier of the stream of images that the drift test watches: unique, also among processes and machines."""
+        with self._lock:
+            self._check_process()
+            return self._stream
+
     def snapshot(self) -> Snapshot:
         """Counts and sums since the last `reset`, and the state of the drift test since it began."""
         with self._lock:
