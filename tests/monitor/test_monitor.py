@@ -353,6 +353,22 @@ def test_a_pickled_monitor_in_the_same_process_goes_on(calibrated):
     assert os.getpid() == again._process
 
 
+def test_loaded_and_copied_monitors_are_the_same_stream_until_they_are_made_fresh(calibrated, tmp_path):
+    first = monitor_of(calibrated)
+    first.update(report([0.5] * 10))
+    first.save(tmp_path / "monitor.json")
+    others = [trueup.Monitor.load(tmp_path / "monitor.json", calibrated[1]) for _ in range(2)]
+    others += [copy.deepcopy(first)]
+    assert {monitor.stream for monitor in others} == {first.stream} == set(first.snapshot().streams)
+    for monitor in others:
+        assert monitor.reset(test=True).images == 10
+        monitor.update(report([0.5]))
+    every = sum(monitor.snapshot() for monitor in (first, *others))
+    assert every.images == 13
+    assert set(every.streams) == {first.stream, *(monitor.stream for monitor in others)}
+    assert len(every.streams) == 4
+
+
 def test_arrays_of_an_exported_model_will_do_and_are_copied(calibrated):
     monitor = monitor_of(calibrated)
     arrays = {key: value.numpy() for key, value in report([0.5, 0.01]).items()}

@@ -60,7 +60,9 @@ class Monitor:
     clock: a function that returns the time in seconds since 1970.
 
     Threads may share a monitor. Each process needs its own: a copy in another process, by fork or pickle, begins empty,
-    so that the sum of all snapshots counts every image once.
+    so that the sum of all snapshots counts every image once. A copy in the same process, and a monitor that `load`
+    returns, go on in place of the original, with its window and its stream: let only one of them go on. After
+    `reset(test=True)`, each is a fresh monitor with a stream of its own.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class Monitor:
         rows: str | PathLike[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Monitor:
-        """Go on where the monitor that was saved stopped.
+        """Go on where the monitor that was saved stopped, with its window and its stream. One process may do so.
 
         source: the corrected model, or its targets, whose reports will follow. Raises ValueError if their calibration
             is another one than the monitor's: the drift test cannot go on then. Without it, nothing is checked.
