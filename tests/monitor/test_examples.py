@@ -202,6 +202,7 @@ def test_the_batch_job_answers_and_its_drift_test_goes_on(calibrated, example, t
     assert (status, len(answers), seen.images) == (0, 40, 40)
     expected = trueup.correct(model, targets)(monday).argmax(dim=1).tolist()
     assert [int(row["answer"]) for row in answers] == expected
+    assert answers[7]["image"] == "monday.npy[7]"
     status, _, later = run("tuesday")
     assert (status, later.images) == (3, 20)
     assert later.streams.keys() == seen.streams.keys()
