@@ -145,6 +145,10 @@ def test_two_sets_are_compared(calibrated):
     assert (today.snapshot.unusual.value, yesterday.images) == (1.0, 20)
     difference = 100 * (1 - yesterday.snapshot.unusual.value)
     assert f"{difference:.1f} points higher in “today” than in “yesterday”" in page.text
+    # The share is 100 % in one set, whose own standard error would be 0: one success and one failure are added to each.
+    shares = [(some.snapshot.unusual_images + 1) / 22 for some in (today, yesterday)]
+    error = 100 * math.sqrt(sum(share * (1 - share) / 22 for share in shares))
+    assert f"(standard error {error:.1f})" in page.text
     same = find(
         model, targets, images(20, seed=8), against=[images(20, seed=8)], names=("today", "yesterday"), rule=RULE
     )

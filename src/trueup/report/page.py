@@ -115,7 +115,8 @@ def _advice(some: SetFindings) -> str:
         return ""
     return (
         f" At the first norm, {some.farthest} of {some.images} are as unusual as an image can be: check that these "
-        "images are preprocessed as in calibration (size, cropping, value range, normalisation, order of channels)."
+        "images are preprocessed as in calibration (size, cropping, value range, normalisation, order of channels). If "
+        "they are, the pictures themselves have changed."
     )
 
 
@@ -124,7 +125,9 @@ def _comparison(a: SetFindings, b: SetFindings) -> str:
     assert a.snapshot is not None
     assert b.snapshot is not None
     mine, theirs = a.snapshot.unusual.value, b.snapshot.unusual.value
-    error = math.sqrt(mine * (1 - mine) / a.images + theirs * (1 - theirs) / b.images)
+    # With one success and one failure added to each set: a share of 0 or 1 would have no error (Agresti and Caffo 2000)
+    added = [((s.snapshot.unusual_images + 1) / (s.images + 2), s.images + 2) for s in (a, b) if s.snapshot is not None]
+    error = math.sqrt(sum(share * (1 - share) / count for share, count in added))
     points = 100 * (mine - theirs)
     if not points:
         return f"The share of unusual images is the same in “{escape(a.name)}” and “{escape(b.name)}”."
