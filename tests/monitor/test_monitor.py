@@ -345,6 +345,14 @@ def test_p_values_that_equal_an_edge_of_the_histogram_do_not_exceed_it(calibrate
     assert monitor.snapshot().histogram == (1,) * len(P_EDGES)
 
 
+def test_every_p_value_is_counted_at_the_first_edge_that_it_does_not_exceed(calibrated):
+    monitor = monitor_of(calibrated)
+    p = [0.0, math.nan, *torch.rand(500, generator=torch.Generator().manual_seed(0)).tolist()]
+    monitor.update(report(p))
+    first = [next((k for k, edge in enumerate(P_EDGES) if value <= edge), len(P_EDGES) - 1) for value in p]
+    assert monitor.snapshot().histogram == tuple(map(first.count, range(len(P_EDGES))))
+
+
 def test_a_pickled_monitor_in_the_same_process_goes_on(calibrated):
     monitor = monitor_of(calibrated)
     monitor.update(report([0.5] * 10))
