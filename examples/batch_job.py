@@ -3,9 +3,9 @@
     python examples/batch_job.py my_models:load model.trueup.safetensors images/ --out runs/2026-11-18
 
 `my_models:load` is a function that returns (model, preprocess). The folder of the run gets `answers.csv` (one line per
-image: the answer and how unusual the image is), `rows.csv` (what the monitor saw, for other tools) and `snapshot.json`.
-The drift test goes on from one run to the next in `monitor.json` beside the runs. The exit status is 3 if inputs have
-drifted, so that a scheduler can tell someone.
+image: its name, the answer, and how unusual it is), `rows.csv` (what the monitor saw, for other tools) and
+`snapshot.json`. The drift test goes on from one run to the next in `monitor.json` beside the runs. The exit status is 3
+if inputs have drifted, so that a scheduler can tell someone.
 """
 
 from __future__ import annotations
@@ -39,18 +39,23 @@ def main(arguments: list[str] | None = None) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     state = asked.out.parent / "monitor.json"
     if state.exists():
-        monitor = trueup.Monitor.load(state, rows=asked.out / "rows.csv")
+        try:
+            monitor = trueup.Monitor.load(state, robust, rows=asked.out / "rows.csv")
+        except ValueError as error:  # such as after a new calibration
+            parser.error(str(error))
         monitor.reset()  # a new window; the drift test goes on
     else:
         monitor = trueup.Monitor(robust, rows=asked.out / "rows.csv")
     with monitor, (asked.out / "answers.csv").open("w", encoding="utf-8", newline="") as file, torch.inference_mode():
         writer = csv.writer(file)
-        writer.writerow(["answer", "p"])
-        for images in read_images(asked.images, preprocess, batch=asked.batch):
+        writer.writerow(["image", "answer", "p"])
+        found = read_images(asked.images, preprocess, batch=asked.batch)
+        names = iter(found.names)
+        for images in found:
             scores, report = robust(images)
             monitor.update(report)
-            rows = zip(scores.argmax(dim=1).tolist(), report["p"].tolist(), strict=True)
-            writer.writerows((answer, f"{p:.4g}") for answer, p in rows)
+            answers, unusual = scores.argmax(dim=1).tolist(), report["p"].tolist()
+            writer.writerows((next(names), answer, f"{p:.4g}") for answer, p in zip(answers, unusual, strict=True))
     seen = monitor.snapshot()
     seen.save(asked.out / "snapshot.json")
     monitor.save(state)

@@ -8,15 +8,25 @@
     curl http://127.0.0.1:8000/drift                                      # the drift test, in words too
 
 `my_models:load` is a function that returns the model. An image is the body of a request: a NumPy file (.npy) of one
-input as the model takes it, without the batch. With several worker processes, give --folder: each writes its snapshot
-there, and /metrics shows the sum of all.
+input as the model takes it, without the batch.
+
+With --workers 4, four processes answer. Each shares its snapshot with the others in a folder that only this run of the
+server knows, and /metrics shows the sum of all. A worker that ends leaves its snapshot there, so that counters never
+fall; the folder is deleted at the end. (If something else starts your processes, let it make an empty folder at each
+start, and give that to `make_app`.) Containers do not share a folder: Prometheus reads each of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
+import json
 import os
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +42,32 @@ from trueup.cli.loading import load_model
 from trueup.monitor import CONTENT_TYPE, Snapshot, merged, prometheus_text
 
 LARGEST = 64 << 20  # bytes of a request
+SHARED_EVERY = 5.0  # seconds after which a worker shares its snapshot again
+SETTINGS = "TRUEUP_SERVE"  # environment variable that tells workers what to serve
 
 
 def make_app(model: nn.Module, targets: trueup.Targets, *, folder: Path | None = None) -> FastAPI:
     """The application: one corrected model, one monitor."""
     robust = trueup.correct(model, targets, report=True)
-    monitor = trueup.Monitor(robust)
-    app = FastAPI(title="A corrected model")
+    monitor, saving = trueup.Monitor(robust), threading.Lock()
+
+    @asynccontextmanager
+    async def sharing(_app: FastAPI) -> AsyncIterator[None]:
+        """Share this worker's snapshot while it runs, and when it ends."""
+
+        async def keep_sharing() -> None:
+            while True:
+                await run_in_threadpool(snapshot)
+                await asyncio.sleep(SHARED_EVERY)
+
+        task = asyncio.create_task(keep_sharing())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        snapshot()
+
+    app = FastAPI(title="A corrected model", lifespan=None if folder is None else sharing)
 
     @torch.inference_mode()
     def answer_of(image: torch.Tensor) -> dict[str, Any]:
@@ -48,10 +77,10 @@ def make_app(model: nn.Module, targets: trueup.Targets, *, folder: Path | None =
 
     def snapshot() -> Snapshot:
         """Snapshot of this worker, or the sum of all workers'."""
-        mine = monitor.snapshot()
         if folder is None:
-            return mine
-        mine.save(folder / f"{os.getpid()}.json")
+            return monitor.snapshot()
+        with saving:  # a later snapshot must not be overwritten by an earlier one
+            monitor.snapshot().save(folder / f"{monitor.stream}.json")
         return merged(*sorted(folder.glob("*.json")))
 
     @app.post("/answer")
@@ -82,6 +111,12 @@ def make_app(model: nn.Module, targets: trueup.Targets, *, folder: Path | None =
     return app
 
 
+def worker_app() -> FastAPI:
+    """The application of one worker process."""
+    model, targets, folder = json.loads(os.environ[SETTINGS])
+    return make_app(load_model(model).model, trueup.Targets.load(targets), folder=Path(folder))
+
+
 def main() -> None:
     """Read the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,10 +124,23 @@ def main() -> None:
     parser.add_argument("targets", type=Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--folder", type=Path, help="where workers share their snapshots")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes that answer")
     asked = parser.parse_args()
-    app = make_app(load_model(asked.model).model, trueup.Targets.load(asked.targets), folder=asked.folder)
-    uvicorn.run(app, host=asked.host, port=asked.port)
+    if asked.workers == 1:
+        app = make_app(load_model(asked.model).model, trueup.Targets.load(asked.targets))
+        uvicorn.run(app, host=asked.host, port=asked.port)
+        return
+    with tempfile.TemporaryDirectory(prefix="trueup-") as folder:
+        os.environ[SETTINGS] = json.dumps([asked.model, str(asked.targets), folder])
+        here = Path(__file__)
+        uvicorn.run(
+            f"{here.stem}:worker_app",
+            factory=True,
+            app_dir=str(here.parent),
+            workers=asked.workers,
+            host=asked.host,
+            port=asked.port,
+        )
 
 
 if __name__ == "__main__":

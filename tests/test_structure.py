@@ -207,6 +207,16 @@ def test_importing_trueup_needs_torch_numpy_and_safetensors_only():
     assert found.stdout.strip() == "['trueup']", found.stderr
 
 
+def test_importing_trueup_imports_nothing_slow_that_torch_does_not_import_itself():
+    """Where these packages are installed, they wait until they are used: a server or a command starts without them."""
+    slow = ["numba", "triton", "matplotlib", "onnx", "onnxruntime", "torch._dynamo", "torch._inductor", *EXPORTERS]
+    found = run(
+        "import sys, torch; before = set(sys.modules); import trueup; [getattr(trueup, n) for n in trueup.__all__];"
+        f"print([s for s in {slow} if any(f'{{n}}.'.startswith(f'{{s}}.') for n in set(sys.modules) - before)])"
+    )
+    assert found.stdout.strip() == "[]", found.stderr
+
+
 def test_names_are_imported_when_they_are_used():
     found = run(
         "import sys, trueup; before = 'torch' in sys.modules; from trueup import Targets;"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Collection, Sequence
@@ -42,6 +43,7 @@ class ImageReport(AtSite):
         found = [targets.norms.get(name) or targets.gate[name] for name in norms]
         gate = _fit_gate(found[0], targets.sampled)
         self.norms, self.clean_images = norms, len(gate.held)
+        self.calibration = _digest(norms[0], found[0], targets.sampled)
         self.ungated = float(rule.changes) if isinstance(rule, Evidence) else 1.0
         tensors: dict[str, Tensor] = {**gate._asdict(), "floor": _five_rows(found[0].floor)}
         # Norms with the same number of statistics are concatenated: their indices, and their channels.
@@ -139,6 +141,17 @@ def _fit_gate(target: NormTarget, hashes: Tensor) -> Gate:
         # The high band's mean absolute value is kept for the gate's own norms only. A constant feature is ignored.
         clean[:, -clean.shape[1] // 4 :] = 0
     return gate_functions.fit(clean, hashes[: len(clean)])
+
+
+def _digest(name: str, target: NormTarget, names: Tensor) -> str:
+    """Digest of what p-values depend on: the norm that is read, and its sampled images, which have these `names`.
+
+    It is that of the stored numbers and not of the fitted gate, whose last bits may be others on another machine.
+    """
+    found = hashlib.sha256(f"{name} {tuple(target.sample.shape)}".encode())
+    for tensor in (target.sample, names[: len(target.sample)]):
+        found.update(tensor.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def _five_rows(moments: Tensor) -> Tensor:

@@ -96,30 +96,102 @@ def test_prometheus_scrapes_the_collector_through_its_own_server(watched):
         server.server_close()
 
 
+def two_models():
+    return {"first": Snapshot(("a",), 0.01, images=3), 'sec"ond': Snapshot(("b", "c"), 0.05, images=4)}
+
+
+def test_several_models_are_told_apart_in_prometheus(watched):
+    client = pytest.importorskip("prometheus_client")
+    models = {name: lambda snapshot=snapshot: snapshot for name, snapshot in two_models().items()}
+    registry = client.CollectorRegistry(auto_describe=True)  # as the default registry is
+    registry.register(PrometheusCollector(models))
+    for text in (prometheus_text(two_models()), client.generate_latest(registry).decode()):
+        with serving(lambda text=text: text) as url:
+            found = scraped(url)
+        assert found["trueup_images_total", ("model", "first")] == 3
+        assert found["trueup_images_total", ("model", 'sec"ond')] == 4
+        assert found["trueup_evidence_count", ("model", 'sec"ond'), ("norm", "c")] == 0
+        assert found["trueup_p_value_bucket", ("le", "0.01"), ("model", "first")] == 0
+        types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+        assert len(types) == len(set(types))  # a second one would be an error
+        assert text.count("# HELP trueup_unusual_images_total ") == 1
+    models["third"] = watched.snapshot
+    assert registry.get_sample_value("trueup_images_total", {"model": "third"}) == 40
+    assert prometheus_text({}).count("# TYPE") == len(types)
+
+
+def test_several_models_are_told_apart_in_opentelemetry():
+    models = {name: lambda snapshot=snapshot: snapshot for name, snapshot in two_models().items()}
+    with collecting(models) as collect:
+        found = collect()
+        assert found["trueup.images", ("model", "first")] == 3
+        assert found["trueup.evidence.count", ("model", 'sec"ond'), ("norm", "c")] == 0
+        models["third"] = models["first"]
+        assert collect()["trueup.images", ("model", "third")] == 3
+
+
 def test_names_of_norms_are_escaped():
     text = prometheus_text(Snapshot(('a"b\\c\n',), 0.01))
     assert r'trueup_evidence_sum{norm="a\"b\\c\n"} 0' in text
 
 
-def test_opentelemetry_reads_the_same_numbers(watched):
+@contextmanager
+def collecting(snapshot):
+    """A function that collects what OpenTelemetry reads, by name and attributes."""
     sdk = pytest.importorskip("opentelemetry.sdk.metrics")
     export = pytest.importorskip("opentelemetry.sdk.metrics.export")
     reader = export.InMemoryMetricReader()
     provider = sdk.MeterProvider(metric_readers=[reader])
-    observe(provider.get_meter("test"), watched.snapshot)
-    (resource,) = reader.get_metrics_data().resource_metrics
-    found = {
-        (metric.name, *sorted(point.attributes.items())): point.value
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in metric.data.data_points
-    }
-    provider.shutdown()
+    observe(provider.get_meter("test"), snapshot)
+
+    def collect():
+        (resource,) = reader.get_metrics_data().resource_metrics
+        return {
+            (metric.name, *sorted(point.attributes.items())): point.value
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+        }
+
+    try:
+        yield collect
+    finally:
+        provider.shutdown()
+
+
+def test_opentelemetry_reads_the_same_numbers(watched):
+    with collecting(watched.snapshot) as collect:
+        found = collect()
     snapshot = watched.snapshot()
     assert found["trueup.images",] == 40
     assert found["trueup.drifted",] == 1
     assert found["trueup.evidence.sum", ("norm", "stem.1")] == pytest.approx(snapshot.evidence_sum[0])
     assert found["trueup.p_value.bucket", ("le", f"{P_EDGES[1]:g}")] == sum(snapshot.histogram[:2])
+
+
+def test_opentelemetry_gets_no_time_of_drift_before_an_alarm_and_does_not_complain(caplog):
+    with collecting(lambda: Snapshot(("a",), 0.01, images=3)) as collect:
+        found = collect()
+    assert found["trueup.images",] == 3
+    assert found["trueup.drifted",] == 0
+    assert not any(name.startswith("trueup.drift_since") for name, *_ in found)
+    assert caplog.records == []
+
+
+def test_one_collection_of_opentelemetry_is_one_snapshot():
+    """Images that arrive during a collection must not be in some of its numbers only."""
+    images = iter(range(1, 1000))
+
+    def snapshot():
+        count = next(images)
+        return Snapshot(("a",), 0.01, images=count, unusual_images=count, compared=count)
+
+    with collecting(snapshot) as collect:
+        for _ in range(3):
+            before = next(images)
+            found = collect()
+            names = ("images", "unusual_images", "compared_images", "gate.count")
+            assert {found[f"trueup.{name}",] for name in names} == {before + 1}
 
 
 def rows_of(path, **options):

@@ -22,6 +22,7 @@ from architectures import images, make
 from trueup._reported import ImageReport
 from trueup.monitor import P_EDGES, Snapshot
 from trueup.monitor import monitor as monitors
+from trueup.monitor.sealed import seal, unseal
 
 RULES = {
     "nothing": trueup.Evidence(strength=0, base=0),
@@ -145,6 +146,53 @@ def test_a_saved_monitor_goes_on(calibrated, tmp_path):
     assert found.log_largest == pytest.approx(wanted.log_largest)
     assert again.snapshot().histogram == whole.snapshot().histogram
     assert again.snapshot().streams.keys() == first.snapshot().streams.keys()
+
+
+def without_calibration(path):
+    """Turn the file of a monitor into one as earlier versions wrote it."""
+    state = unseal(path.read_text(), "trueup monitor", 1)
+    window = unseal(state["window"], "trueup snapshot", 1)
+    del window["calibration"]
+    path.write_text(seal("trueup monitor", 1, state | {"window": seal("trueup snapshot", 1, window)}))
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["new file", "file of an earlier version"])
+def test_a_saved_monitor_does_not_go_on_after_another_calibration(calibrated, tmp_path, earlier):
+    """Its drift test ranks images among the held-out ones of the calibration that it began with."""
+    model, targets = calibrated
+    few = trueup.calibrate(model, [images(60)], decide=False)
+    path = tmp_path / "monitor.json"
+    monitor_of(calibrated).save(path)
+    if earlier:
+        without_calibration(path)
+    sources = {"targets": few, "model": trueup.correct(model, few, RULES["nothing"], report=True)}
+    for source in sources.values():
+        with pytest.raises(ValueError, match="json: .* 200 held-out images .* held out 30, .*trueup.Monitor"):
+            trueup.Monitor.load(path, source)
+    again = trueup.Monitor.load(path, trueup.correct(model, targets, RULES["nothing"], report=True))
+    monitor_of(calibrated).snapshot() + again.snapshot()
+    with pytest.raises(ValueError, match="of two calibrations"):
+        trueup.Monitor(few, unusual=0.04).snapshot() + replace(again.snapshot(), unusual_at=0.04)
+
+
+def test_the_calibration_is_recognised_in_a_file_and_whatever_the_rule(calibrated, tmp_path):
+    model, targets = calibrated
+    targets.save(tmp_path / "t.trueup.safetensors")
+    loaded = trueup.Targets.load(tmp_path / "t.trueup.safetensors")
+    monitors = [trueup.Monitor(source, unusual=0.02) for source in (targets, loaded)]
+    monitors += [trueup.Monitor(trueup.correct(model, loaded, r, report=True), unusual=0.02) for r in RULES.values()]
+    assert len({monitor.snapshot().calibration for monitor in monitors}) == 1
+    other = trueup.calibrate(model, images(400, seed=2).split(100), decide=False)
+    assert trueup.Monitor(other).snapshot().calibration != monitors[0].snapshot().calibration
+
+
+def test_a_saved_monitor_of_all_norms_does_not_go_on_with_a_report_of_one(calibrated, tmp_path):
+    model, targets = calibrated
+    trueup.Monitor(targets, report="all").save(tmp_path / "monitor.json")
+    assert trueup.Monitor.load(tmp_path / "monitor.json", targets).norms == tuple(targets.norms)
+    one = trueup.correct(model, targets, RULES["nothing"], report=True)
+    with pytest.raises(ValueError, match="monitor.json: it reads .*give correct the same report="):
+        trueup.Monitor.load(tmp_path / "monitor.json", one)
 
 
 def test_a_file_that_is_no_monitor_is_refused(calibrated, tmp_path):
@@ -297,12 +345,36 @@ def test_p_values_that_equal_an_edge_of_the_histogram_do_not_exceed_it(calibrate
     assert monitor.snapshot().histogram == (1,) * len(P_EDGES)
 
 
+def test_every_p_value_is_counted_at_the_first_edge_that_it_does_not_exceed(calibrated):
+    monitor = monitor_of(calibrated)
+    p = [0.0, math.nan, *torch.rand(500, generator=torch.Generator().manual_seed(0)).tolist()]
+    monitor.update(report(p))
+    first = [next((k for k, edge in enumerate(P_EDGES) if value <= edge), len(P_EDGES) - 1) for value in p]
+    assert monitor.snapshot().histogram == tuple(map(first.count, range(len(P_EDGES))))
+
+
 def test_a_pickled_monitor_in_the_same_process_goes_on(calibrated):
     monitor = monitor_of(calibrated)
     monitor.update(report([0.5] * 10))
     again = pickle.loads(pickle.dumps(monitor))
     assert again.snapshot() == monitor.snapshot()
     assert os.getpid() == again._process
+
+
+def test_loaded_and_copied_monitors_are_the_same_stream_until_they_are_made_fresh(calibrated, tmp_path):
+    first = monitor_of(calibrated)
+    first.update(report([0.5] * 10))
+    first.save(tmp_path / "monitor.json")
+    others = [trueup.Monitor.load(tmp_path / "monitor.json", calibrated[1]) for _ in range(2)]
+    others += [copy.deepcopy(first)]
+    assert {monitor.stream for monitor in others} == {first.stream} == set(first.snapshot().streams)
+    for monitor in others:
+        assert monitor.reset(test=True).images == 10
+        monitor.update(report([0.5]))
+    every = sum(monitor.snapshot() for monitor in (first, *others))
+    assert every.images == 13
+    assert set(every.streams) == {first.stream, *(monitor.stream for monitor in others)}
+    assert len(every.streams) == 4
 
 
 def test_arrays_of_an_exported_model_will_do_and_are_copied(calibrated):

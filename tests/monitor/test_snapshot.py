@@ -83,11 +83,33 @@ def test_adding_is_associative_and_takes_the_whole_span():
     assert (a + b).images == 7
 
 
+def test_sum_adds_up_snapshots():
+    assert sum([window(3), window(4), window(5)]) == window(12)
+    with pytest.raises(TypeError):
+        1 + window()
+
+
 def test_snapshots_of_other_norms_or_levels_are_not_added():
     with pytest.raises(ValueError, match="norms is"):
         window() + Snapshot(("a",), 0.01)
     with pytest.raises(ValueError, match="unusual_at is 0.01 in one and 0.05 in the other"):
         window() + Snapshot(("a", "b"), 0.05)
+
+
+def test_snapshots_of_two_calibrations_are_not_added():
+    a, b, unknown = window(calibration="1f"), window(calibration="2e"), window()
+    with pytest.raises(ValueError, match=r"two calibrations \(1f and 2e\); add up the windows of each .* by itself"):
+        a + b
+    for both in (a + unknown, unknown + a):
+        assert (both.images, both.calibration) == (20, "1f")
+    with pytest.raises(ValueError, match="two calibrations"):
+        (a + unknown) + b
+
+
+def test_files_of_earlier_versions_say_nothing_about_the_calibration():
+    old = asdict(window())
+    del old["calibration"]
+    assert Snapshot.from_json(seal("trueup snapshot", 1, old)) == window()
 
 
 def test_a_file_gives_back_the_snapshot(tmp_path):
@@ -116,6 +138,7 @@ def test_a_file_gives_back_the_snapshot(tmp_path):
         (sealed(evidence_sum=[1.0, "2"]), "cannot be those of any images"),
         (sealed(evidence_images=[1]), "cannot be those of any images"),
         (sealed(p_sum=-1.0), "cannot be those of any images"),
+        (sealed(calibration=7), "cannot be those of any images"),
         (sealed(norms=[1, 2]), "cannot be those of any images"),
         (sealed(began="yesterday"), "cannot be those of any images"),
         (sealed(streams={"x": {"images": 3}}), "not a complete snapshot"),

@@ -35,8 +35,12 @@ window.onload = () => {
       const box = e.getBoundingClientRect();
       if (box.right > width + 0.5 || box.left < -0.5) out.push(e.tagName + "." + e.getAttribute("class"));
     }
+    const cut = [...page.querySelectorAll("svg text")].filter(t => {
+      const box = t.getBoundingClientRect(), frame = t.ownerSVGElement.getBoundingClientRect();
+      return box.left < frame.left - 0.5 || box.right > frame.right + 0.5 || box.bottom > frame.bottom + 0.5;
+    }).map(t => t.textContent);
     const small = [...page.querySelectorAll("svg text")].map(t => t.getBoundingClientRect().height);
-    result.push({width, scroll: root.scrollWidth, out, smallest: Math.min(...small),
+    result.push({width, scroll: root.scrollWidth, out, cut, smallest: Math.min(...small),
       broken: [...page.images].filter(i => !i.complete || !i.naturalWidth).length, pictures: page.images.length,
       background: getComputedStyle(page.body).backgroundColor, height: root.scrollHeight});
   }
@@ -78,7 +82,7 @@ def page():
     trials = tuple(Trial(rule, 100, 1.0, (95.0, 80.0), 3.0, 2.0) for rule in rules)
     targets = replace(targets, decision=Decision(trials))
     classes = [f"a_class_with_quite_a_long_name_{k}" for k in range(10)]
-    noisy = images(20, seed=4) + torch.randn(20, 3, 32, 32)
+    noisy = 1e4 * (images(20, seed=4) + torch.randn(20, 3, 32, 32))  # the plots need long numbers
     found = find(model, targets, noisy, against=images(20), names=("this week", "w" * 60), rule=trueup.Evidence())
     return page_of(found, classes=classes, title="A title that is long enough to be broken on a phone: " + "x" * 80)
 
@@ -90,6 +94,7 @@ def test_it_renders_without_overflow_or_errors(page, tmp_path, dark):
     assert [frame["width"] for frame in found] == pytest.approx([360, 390, 1280], abs=20)
     for frame in found:
         assert frame["out"] == []
+        assert frame["cut"] == []
         assert frame["scroll"] <= frame["width"]
         assert (frame["broken"], frame["pictures"]) == (0, 24)
         assert frame["smallest"] > 9  # pixels: text in plots stays legible
@@ -98,8 +103,11 @@ def test_it_renders_without_overflow_or_errors(page, tmp_path, dark):
 
 
 def test_the_harness_notices_what_is_wrong(tmp_path):
-    bad = '<body style="margin:0"><p style="width:900px">wide</p><img src="data:,"><svg><text>t</text></svg>'
+    bad = (
+        '<body style="margin:0"><p style="width:900px">wide</p><img src="data:,"><svg><text x="-9" y="9">t</text></svg>'
+    )
     found, console = browse(bad + "<script>console.error('oh')</script>", tmp_path, widths=(390,))
     assert found[0]["out"] == ["P.null"]
+    assert found[0]["cut"] == ["t"]
     assert found[0]["broken"] == 1
     assert any("oh" in line for line in console)

@@ -19,6 +19,7 @@ import trueup
 from architectures import images, make
 from trueup.cli import application, loading
 from trueup.report import find, page_of, write_report
+from trueup.report.images import read_images
 from trueup.report.svg import Band, depth_plot, histogram
 from trueup.report.thumbnail import png, thumbnail
 from trueup.targets.decision import LEFT_ALONE, Decision, Trial
@@ -144,10 +145,50 @@ def test_two_sets_are_compared(calibrated):
     assert (today.snapshot.unusual.value, yesterday.images) == (1.0, 20)
     difference = 100 * (1 - yesterday.snapshot.unusual.value)
     assert f"{difference:.1f} points higher in “today” than in “yesterday”" in page.text
+    # The share is 100 % in one set, whose own standard error would be 0: one success and one failure are added to each.
+    shares = [(some.snapshot.unusual_images + 1) / 22 for some in (today, yesterday)]
+    error = 100 * math.sqrt(sum(share * (1 - share) / 22 for share in shares))
+    assert f"(standard error {error:.1f})" in page.text
     same = find(
         model, targets, images(20, seed=8), against=[images(20, seed=8)], names=("today", "yesterday"), rule=RULE
     )
     assert "The share of unusual images is the same in “today” and “yesterday”" in Text(page_of(same)).text
+
+
+def test_images_that_are_preprocessed_in_another_way_are_told_so(calibrated):
+    model, targets = calibrated
+    found = find(model, targets, images(40, seed=8) * 64 + 128, rule=RULE)  # 0 to 255
+    assert found.sets[0].farthest == 40
+    assert (
+        "40 of 40 are as unusual as an image can be: check that these images are preprocessed as in"
+        in Text(page_of(found)).text
+    )
+    some = torch.cat([images(20, seed=8), images(20, seed=8) * 64 + 128])  # half of them cannot be preprocessing
+    found = find(model, targets, some, rule=RULE)
+    assert found.sets[0].farthest == 20
+    assert found.sets[0].snapshot.drifted
+    assert "preprocessed" not in Text(page_of(found)).text
+
+
+def test_images_are_called_by_the_names_of_their_files(calibrated, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    (tmp_path / "set" / "monday").mkdir(parents=True)
+    for name, value in (("b.png", 90), ("monday/a & <b>.png", 160), ("c.png", 10)):
+        pillow.new("L", (32, 32), value).save(tmp_path / "set" / name)
+    np.save(tmp_path / "ready.npy", images(3).numpy())
+
+    def preprocess(picture):
+        return torch.tensor(np.asarray(picture)).float().expand(3, 32, 32) / 128 - 1
+
+    folder = read_images(tmp_path / "set", preprocess, batch=2)
+    assert folder.names == ["b.png", "c.png", "monday/a & <b>.png"]
+    found = find(*calibrated, folder, against=read_images(tmp_path / "ready.npy", None), rule=RULE)
+    files, ready = ({shown.number: shown.name for shown in some.shown} for some in found.sets)
+    assert files == dict(enumerate(folder.names))
+    assert ready == {k: f"ready.npy[{k}]" for k in range(3)}
+    page = Text(page_of(found))
+    assert "monday/a & <b>.png" in page.text
+    assert "ready.npy[2]" in page.text
 
 
 def test_the_decision_and_its_trials_are_told(calibrated):

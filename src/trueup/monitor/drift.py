@@ -31,6 +31,8 @@ BETS = ((1.0, 0.75), (1.0, 0.4), (0.2, 0.2), (0.03, 0.1))
 """Share s and exponent κ of each bet: all images a little unusual, all very, one in five, one in thirty."""
 CHUNK = 1024  # images whose bets are settled together
 BLOCK = 64  # images per block; all pairs within a block are compared
+_SHARE, _POWER = np.array(BETS).T[:, :, None]
+_BLOCK_OF = np.arange(CHUNK) // BLOCK
 _IN_BLOCK = np.arange(CHUNK) % BLOCK > np.arange(BLOCK - 1)[:, None]  # (k, image): whether k + 1 before is in its block
 WIDEST = 600.0  # range of logarithms whose exponentials a float64 can add up
 
@@ -116,10 +118,12 @@ class DriftTest:
         """Payoff per unit staked, for each kind of bet and image: `(bets, images)`."""
         beyond, inside = self._balls_before(gaps)
         total = len(self.balls) + self.images + np.arange(len(gaps))
-        share, power = np.array(BETS).T[:, :, None]
         with np.errstate(divide="ignore"):  # exp(power * log(0)) is 0; powers would take ten times as long
-            low, high = (np.exp(power * np.log(balls / total)) for balls in (beyond, beyond + inside))
-        paid: Floats = 1 - share + share * (high - low) * (total / inside)
+            low, high = (np.exp(_POWER * np.log(balls / total)) for balls in (beyond, beyond + inside))
+        paid: Floats = np.subtract(high, low, out=high)
+        paid *= _SHARE
+        paid *= total / inside
+        paid += 1 - _SHARE
         return paid
 
     def _balls_before(self, gaps: Counts) -> tuple[Counts, Counts]:
@@ -131,14 +135,15 @@ class DriftTest:
         added = np.bincount(places.ravel(), minlength=blocks * (size + 1)).reshape(blocks, size + 1)[:, :size]
         balls = self.balls + np.cumsum(added, axis=0) - added  # (blocks, gaps): before each block
         below = np.cumsum(balls, axis=1) - balls
-        block, short = np.arange(n) // BLOCK, gaps.astype(np.int32)
+        place = _BLOCK_OF[:n] * size + gaps
+        short = gaps.astype(np.min_scalar_type(size))  # comparing a byte or two takes a fraction of the time
         # Row k: the image that came k + 1 before. Numpy is slow along short rows, so images are along the long ones.
-        earlier = sliding_window_view(np.concatenate([np.zeros(BLOCK - 1, dtype=np.int32), short[:-1]]), n)[::-1]
+        earlier = sliding_window_view(np.concatenate([np.zeros(BLOCK - 1, dtype=short.dtype), short[:-1]]), n)[::-1]
         less, same = (
             (compare(earlier, short) & _IN_BLOCK[:, :n]).view(np.uint8).sum(axis=0, dtype=np.uint8)
             for compare in (np.less, np.equal)
         )
-        return below[block, gaps] + less, balls[block, gaps] + same
+        return below.take(place) + less, balls.take(place) + same
 
     def _leaders(self, placed: Floats, won: Floats, times: Floats, k: int) -> tuple[Floats, Floats]:
         """Capital after image `k` of the starting time that has won most by then, per kind of bet, and that time."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from trueup.monitor.snapshot import P_EDGES, Snapshot
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
+Source = Callable[[], Snapshot] | Mapping[str, Callable[[], Snapshot]]
+"""What returns the snapshot of a model; or, for several models, a mapping from their names."""
 
 
 class Sample(NamedTuple):
@@ -28,8 +30,33 @@ class Metric(NamedTuple):
     samples: list[Sample]
 
 
-def metrics_of(snapshot: Snapshot) -> list[Metric]:
-    """All metrics of a snapshot."""
+EMPTY = Snapshot(("",), 0.01)  # its metrics have the names of all
+
+
+def metrics_from(source: Source) -> list[Metric]:
+    """All metrics as they are now."""
+    if callable(source):
+        return metrics_of(source())
+    return metrics_of({name: snapshot() for name, snapshot in list(source.items())})  # models may be added meanwhile
+
+
+def metrics_of(snapshots: Snapshot | Mapping[str, Snapshot]) -> list[Metric]:
+    """All metrics of a snapshot; or of several models' snapshots by name, with the label `model`.
+
+    Each metric stands once, with the samples of all models, as Prometheus wants it.
+    """
+    if isinstance(snapshots, Snapshot):
+        return _metrics(snapshots)
+    every = [(name, _metrics(snapshot)) for name, snapshot in snapshots.items()]
+    return [
+        metric._replace(
+            samples=[s._replace(labels={"model": name, **s.labels}) for name, own in every for s in own[k].samples]
+        )
+        for k, metric in enumerate(_metrics(EMPTY))
+    ]
+
+
+def _metrics(snapshot: Snapshot) -> list[Metric]:
     since = snapshot.since
     cumulative = 0
     buckets = []
@@ -41,7 +68,7 @@ def metrics_of(snapshot: Snapshot) -> list[Metric]:
     return [
         _counter("images", "Images seen.", snapshot.images),
         _counter(
-            "unusual_images", f"Images with a p-value of {snapshot.unusual_at:g} or less.", snapshot.unusual_images
+            "unusual_images", "Images whose p-value is at most unusual=, 0.01 by default.", snapshot.unusual_images
         ),
         _counter("not_finite_images", "Images with NaN or infinity in their activations.", snapshot.not_finite),
         _counter("compared_images", "Images whose answer was compared with the model's.", snapshot.compared),

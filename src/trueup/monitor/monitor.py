@@ -9,6 +9,8 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +34,7 @@ FORMAT, VERSION = "trueup monitor", 1
 # Images, or batches, that wait on the device. They are copied to the host together, which is cheaper.
 FOLD = 2048
 FOLD_BATCHES = 512
+_INNER_EDGES = np.array(P_EDGES[:-1])[:, None]
 ROUNDING = 2e-6  # share of itself by which a p-value, computed in float32, may exceed the level that it equals
 
 
@@ -59,7 +62,9 @@ class Monitor:
     clock: a function that returns the time in seconds since 1970.
 
     Threads may share a monitor. Each process needs its own: a copy in another process, by fork or pickle, begins empty,
-    so that the sum of all snapshots counts every image once.
+    so that the sum of all snapshots counts every image once. A copy in the same process, and a monitor that `load`
+    returns, go on in place of the original, with its window and its stream: let only one of them go on. After
+    `reset(test=True)`, each is a fresh monitor with a stream of its own.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Monitor:
                 raise ValueError(f"Monitor({name}={value!r}): expected a probability between 0 and 1")
         reporting = _report_module(source, report)
         self.norms, self.clean_images, self.unusual = reporting.norms, reporting.clean_images, unusual
+        self._calibration = reporting.calibration
         if 1 / (self.clean_images + 1) > unusual:
             raise ValueError(
                 f"Monitor(unusual={unusual!r}): with {self.clean_images} held-out images the smallest p-value is "
@@ -104,7 +110,7 @@ class Monitor:
         """Start an empty window and a new stream for this process."""
         self._process, self._stream = os.getpid(), uuid.uuid4().hex
         self._test = test
-        self._window = Snapshot(self.norms, self.unusual)
+        self._window = Snapshot(self.norms, self.unusual, calibration=self._calibration)
         self._pending: list[_Batch] = []
         self._waiting = 0
         self._transfer: _Transfer | None = None
@@ -124,6 +130,13 @@ class Monitor:
             if self._waiting >= FOLD or len(self._pending) >= FOLD_BATCHES:
                 self._send()
 
+    @property
+    def stream(self) -> str:
+        """Identifier of the stream of images that the drift test watches: unique, also among processes and machines."""
+        with self._lock:
+            self._check_process()
+            return self._stream
+
     def snapshot(self) -> Snapshot:
         """Counts and sums since the last `reset`, and the state of the drift test since it began."""
         with self._lock:
@@ -140,7 +153,7 @@ class Monitor:
             self._begin(DriftTest(self.clean_images, false_alarm=old.false_alarm) if test else old)
             if not test:
                 self._stream = stream
-                self._window = Snapshot(self.norms, self.unusual, streams=ended.streams)
+                self._window = replace(self._window, streams=ended.streams)
             return ended
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -154,11 +167,16 @@ class Monitor:
     def load(
         cls,
         path: str | PathLike[str],
+        source: Corrected | Targets | None = None,
         *,
         rows: str | PathLike[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Monitor:
-        """Go on where the monitor that was saved stopped. It needs neither the model nor the targets."""
+        """Go on where the monitor that was saved stopped, with its window and its stream. One process may do so.
+
+        source: the corrected model, or its targets, whose reports will follow. Raises ValueError if their calibration
+            is another one than the monitor's: the drift test cannot go on then. Without it, nothing is checked.
+        """
         monitor = cls.__new__(cls)
         try:
             state = unseal(Path(path).read_text(encoding="utf-8"), FORMAT, VERSION)
@@ -166,6 +184,12 @@ class Monitor:
             stream = state["stream"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a monitor that Monitor.save wrote: {error}") from error
+        if source is not None:
+            reporting = _report_module(source, "all" if len(window.norms) > 1 else True)
+            if fault := _fault(reporting, window, test.clean):
+                raise ValueError(f"{path}: {fault}")
+            window = replace(window, calibration=reporting.calibration)
+        monitor._calibration = window.calibration
         monitor.norms, monitor.clean_images, monitor.unusual = window.norms, test.clean, window.unusual_at
         monitor._locks, monitor._clock = {}, clock
         monitor._open_rows(rows)
@@ -237,7 +261,8 @@ class Monitor:
         known = np.isfinite(evidence)
         capped = np.where(known, np.minimum(evidence, EVIDENCE_CAP), 0.0)
         at = p * (1 - ROUNDING)  # to compare with levels
-        places = np.minimum(np.searchsorted(P_EDGES, at), len(P_EDGES) - 1)
+        # Counts up to each edge. Comparing all images with all edges is faster than to search the place of each.
+        up_to = [0, *np.count_nonzero(at <= _INNER_EDGES, axis=1).tolist(), len(p)]
         drift = Drift(
             self._test.images,
             self._test.log_e,
@@ -251,7 +276,7 @@ class Monitor:
             images=len(p),
             not_finite=int((p == 0).sum()),
             unusual_images=int((at <= self.unusual).sum()),
-            histogram=tuple(np.bincount(places, minlength=len(P_EDGES)).tolist()),
+            histogram=tuple(b - a for a, b in pairwise(up_to)),
             p_sum=float(p.sum()),
             gate_sum=float(gate.sum()),
             evidence_sum=tuple(capped.sum(axis=0).tolist()),
@@ -322,6 +347,19 @@ def _report_module(source: Corrected | Targets, report: Reported) -> ImageReport
             f"{type(source).__name__}{' without a report' if isinstance(source, Corrected) else ''}"
         )
     return found
+
+
+def _fault(reporting: ImageReport, window: Snapshot, clean: int) -> str | None:
+    """Describe why a saved monitor cannot watch the model that makes these reports; None if it can."""
+    if window.calibration not in ("", reporting.calibration) or reporting.clean_images != clean:
+        return (
+            f"its images were ranked among the {counted(clean, 'held-out image')} of another calibration "
+            f"than the given one, which held out {reporting.clean_images}, so its drift test cannot go on; keep this "
+            "file with the old targets, and begin another one with trueup.Monitor(robust)"
+        )
+    if reporting.norms != window.norms:
+        return f"it reads {window.norms}, but the given model reports {reporting.norms}; give correct the same report="
+    return None
 
 
 def _columns(report: Mapping[str, Any], norms: int) -> Tensor:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trueup.monitor.metrics import metrics_of
+from trueup.monitor.metrics import Source, metrics_from, metrics_of
 from trueup.monitor.snapshot import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def prometheus_text(snapshot: Snapshot) -> str:
+def prometheus_text(snapshot: Snapshot | Mapping[str, Snapshot]) -> str:
     """The metrics of a snapshot in Prometheus's text format, to be served with `CONTENT_TYPE`.
+
+    For several models, give a mapping from their names to snapshots: the name becomes the label `model`.
 
     >>> print(prometheus_text(Snapshot(("bn1",), 0.01)).splitlines()[2])
     trueup_images_total 0
@@ -33,10 +35,15 @@ class PrometheusCollector:
 
         prometheus_client.REGISTRY.register(PrometheusCollector(monitor.snapshot))
 
-    `snapshot` is called at each scrape.
+    `snapshot` is called at each scrape. A registry takes one collector only; for several models, give it a mapping from
+    their names, which become the label `model`:
+
+        PrometheusCollector({"classifier": monitor.snapshot, "detector": other.snapshot})
+
+    The mapping is read at each scrape too, so that models can be added to it later.
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, snapshot: Source) -> None:
         try:
             from prometheus_client.core import Metric
         except ImportError as error:
@@ -47,7 +54,7 @@ class PrometheusCollector:
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics as they are now."""
-        for found in metrics_of(self._snapshot()):
+        for found in metrics_from(self._snapshot):
             metric = self._metric(found.name, found.help, found.kind)
             for sample in found.samples:
                 metric.add_sample(found.name + sample.suffix, dict(sample.labels), sample.value)

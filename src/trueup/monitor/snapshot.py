@@ -63,6 +63,7 @@ class Snapshot:
     began: float | None = None  # time of the first image, in seconds since 1970
     ended: float | None = None
     streams: Mapping[str, Drift] = field(default_factory=dict)
+    calibration: str = ""  # digest of the clean images among which images are ranked; empty if unknown
 
     def __post_init__(self) -> None:
         for name, empty in (("evidence_sum", 0.0), ("evidence_images", 0)):
@@ -78,6 +79,12 @@ class Snapshot:
                 raise ValueError(
                     f"these snapshots cannot be added: {name} is {mine!r} in one and {theirs!r} in the other"
                 )
+        calibrations = sorted({self.calibration, other.calibration} - {""})
+        if len(calibrations) > 1:
+            raise ValueError(
+                "these snapshots cannot be added: their p-values are ranks among the clean images of two calibrations "
+                f"({' and '.join(calibrations)}); add up the windows of each calibration by itself"
+            )
         numbers = ("images", "not_finite", "unusual_images", "p_sum", "gate_sum", "compared", "changed")
         rows = ("histogram", "evidence_sum", "evidence_images")
         times = [(a, b) for a, b in ((self.began, self.ended), (other.began, other.ended)) if a is not None]
@@ -94,7 +101,12 @@ class Snapshot:
             began=min((a for a, _ in times), default=None),
             ended=max((b for _, b in times if b is not None), default=None),
             streams=streams,
+            calibration="".join(calibrations),
         )
+
+    def __radd__(self, other: int) -> Snapshot:
+        """0 + snapshot, so that `sum` adds up snapshots."""
+        return self if other == 0 else NotImplemented
 
     @property
     def unusual(self) -> Share:
@@ -189,6 +201,7 @@ class Snapshot:
         """The snapshot that `to_json` wrote. Raises ValueError if the text is something else, or damaged."""
         found = unseal(text, FORMAT, VERSION)
         try:
+            found = {"calibration": "", **found}  # unknown in earlier files
             values = {f.name: found[f.name] for f in fields(cls)}
             for name in ("norms", "histogram", "evidence_sum", "evidence_images"):
                 values[name] = tuple(values[name])
@@ -237,7 +250,7 @@ def _check(snapshot: Snapshot) -> None:
         and max(counts) == snapshot.images
         and len(snapshot.histogram) == len(P_EDGES)
         and len(snapshot.evidence_sum) == len(snapshot.evidence_images) == len(snapshot.norms)
-        and all(isinstance(norm, str) for norm in snapshot.norms)
+        and all(isinstance(text, str) for text in (*snapshot.norms, snapshot.calibration))
     )
     if not fit:
         raise ValueError(f"a damaged {FORMAT}: its counts and sums cannot be those of any images")

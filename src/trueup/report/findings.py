@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from trueup._measure import Meter, Shift
 from trueup.graph import Activation, clone, device_of
 from trueup.monitor import Monitor, Snapshot
 from trueup.monitor.binomial import share_of
+from trueup.monitor.monitor import ROUNDING
+from trueup.report.images import NamedImages
 from trueup.report.thumbnail import thumbnail
 from trueup.rules import Rule
 from trueup.targets import Targets
@@ -31,6 +33,7 @@ class Shown(NamedTuple):
     """One of the most unusual images, as the report shows it."""
 
     number: int  # in its set, from 0
+    name: str
     p: float  # NaN if the targets cannot tell
     png: bytes
     evidence: dict[str, float]  # of the norms at which it deviates most, largest first
@@ -52,6 +55,7 @@ class SetFindings:
     answers: tuple[Tensor, Tensor] | None  # (images,) before and after; None if the outputs are not class scores
     snapshot: Snapshot | None
     shown: list[Shown]  # the most unusual images, most unusual first
+    farthest: int = 0  # images with the smallest p-value that there is
 
 
 class Cost(NamedTuple):
@@ -114,7 +118,8 @@ def find(
     sets, first = [], None
     for name, some in zip(names, given, strict=False):
         batches = torch.split(some, batch) if isinstance(some, Tensor) else some
-        looked = _look(name, networks, images_of(batches, device), most_unusual)
+        image_names = some.names if isinstance(some, NamedImages) else None
+        looked = _look(name, networks, images_of(batches, device), image_names, most_unusual)
         sets.append(looked[0])
         first = looked[1] if first is None else first
     assert first is not None
@@ -145,7 +150,9 @@ def deviating_norms(some: SetFindings, clean: Mapping[str, Tensor]) -> dict[str,
 
 
 @torch.inference_mode()
-def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) -> tuple[SetFindings, Tensor]:
+def _look(
+    name: str, networks: _Networks, batches: Iterator[Tensor], image_names: Sequence[str] | None, most: int
+) -> tuple[SetFindings, Tensor]:
     """Return the results for a set, and its first batch."""
     monitor = None if networks.reporting is None else Monitor(networks.reporting, unusual=_level(networks.reporting))
     shifts: list[Shift] = []
@@ -186,7 +193,8 @@ def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) 
         own = {n: float(e) for n, e in zip(shifts[0].norms, evidence[number], strict=True)}
         top = dict(sorted(own.items(), key=lambda item: -item[1])[:3])
         said = (None, None) if both is None else (int(both[0][number]), int(both[1][number]))
-        shown.append(Shown(number, float(p[number]), thumbnail(image, _range(first)), top, *said))
+        called = f"image {number + 1}" if image_names is None else image_names[number]
+        shown.append(Shown(number, called, float(p[number]), thumbnail(image, _range(first)), top, *said))
     return SetFindings(
         name,
         seen,
@@ -198,13 +206,18 @@ def _look(name: str, networks: _Networks, batches: Iterator[Tensor], most: int) 
         both,
         None if monitor is None else monitor.snapshot(),
         shown,
+        int((p <= _smallest(networks.reporting) * (1 + ROUNDING)).sum()),
     ), first
 
 
 def _level(robust: Corrected) -> float:
     """p-value up to which an image counts as unusual: 1 %, or the smallest that the held-out images allow."""
-    held = getattr(robust._report, "clean_images", 0)
-    return max(0.01, 1.0 / (held + 1))
+    return max(0.01, _smallest(robust))
+
+
+def _smallest(robust: Corrected | None) -> float:
+    """The smallest p-value of a finite image."""
+    return 1.0 / (getattr(getattr(robust, "_report", None), "clean_images", 0) + 1)
 
 
 def _answers(before: Any, after: Any) -> tuple[Tensor, Tensor] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,30 @@ Preprocess = Callable[[Any], Tensor]
 """Turns a Pillow image into the tensor that the model takes, without the batch dimension."""
 
 
-def read_images(
-    path: Path, preprocess: Preprocess | None, *, batch: int = 32, limit: int | None = None
-) -> Iterator[Tensor]:
-    """Yield batches of the images in a folder, in the order of their names; or of a .npy file of ready inputs.
+@dataclass(frozen=True)
+class NamedImages:
+    """Batches of images, to be read once, and the name of each image."""
 
-    `limit` takes the first images only. Image files need Pillow and a `preprocess`.
+    batches: Iterator[Tensor]
+    names: Sequence[str]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.batches
+
+
+def read_images(path: Path, preprocess: Preprocess | None, *, batch: int = 32, limit: int | None = None) -> NamedImages:
+    """Return the images in a folder, in the order of their names; or those of a .npy file of ready inputs.
+
+    Images are called by their paths in the folder, or by their numbers in the array, from 0. `limit` takes the first
+    images only. Image files need Pillow and a `preprocess`.
     """
     if path.is_file() and path.suffix == ".npy":
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         count = len(array) if limit is None else min(limit, len(array))
-        return (torch.tensor(np.array(array[k : min(k + batch, count)]), device="cpu") for k in range(0, count, batch))
+        batches = (
+            torch.tensor(np.array(array[k : min(k + batch, count)]), device="cpu") for k in range(0, count, batch)
+        )
+        return NamedImages(batches, [f"{path.name}[{k}]" for k in range(count)])
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
         raise ValueError(f"{path} {what}; give a folder of images, or a .npy file of ready inputs (images, ...)")
@@ -38,7 +52,7 @@ def read_images(
             f"{path} holds image files, but this model does not say how to preprocess them: let the function of MODEL "
             "return (model, preprocess), with preprocess(image) -> tensor; or give a .npy file of ready inputs"
         )
-    return _batches(files, preprocess, batch)
+    return NamedImages(_batches(files, preprocess, batch), [file.relative_to(path).as_posix() for file in files])
 
 
 def _batches(files: list[Path], preprocess: Preprocess, batch: int) -> Iterator[Tensor]:

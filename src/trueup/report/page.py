@@ -22,6 +22,7 @@ STYLES = ("a", "b")
 QUANTILES = (0.1, 0.5, 0.9)
 P_BINS = [k / 10 for k in range(11)]
 CHANGES_SHOWN = 12
+NEARLY_ALL = 0.9  # share of images with the smallest p-value above which their preprocessing is doubted
 DOUBTFUL = 0.05  # bound on the probability below which the drift test is quoted, before it raises an alarm
 
 
@@ -90,7 +91,7 @@ def _drift_sentence(some: SetFindings, seen: Snapshot, deviating: Mapping[str, f
     if seen.drifted:
         return (
             f'<b class="bad">The images are not like those of calibration.</b> If they were, a difference this large '
-            f"would have a probability of {chance} at most."
+            f"would have a probability of {chance} at most.{_advice(some)}"
         )
     if deviating:
         name, share = max(deviating.items(), key=lambda item: item[1])
@@ -108,12 +109,25 @@ def _drift_sentence(some: SetFindings, seen: Snapshot, deviating: Mapping[str, f
     return '<b class="good">No difference from the images of calibration was found.</b>'
 
 
+def _advice(some: SetFindings) -> str:
+    """What to check first where nearly all images are as unusual as can be before anything is corrected."""
+    if some.farthest < NEARLY_ALL * some.images:
+        return ""
+    return (
+        f" At the first norm, {some.farthest} of {some.images} are as unusual as an image can be: check that these "
+        "images are preprocessed as in calibration (size, cropping, value range, normalisation, order of channels). If "
+        "they are, the pictures themselves have changed."
+    )
+
+
 def _comparison(a: SetFindings, b: SetFindings) -> str:
     """A sentence on both sets: the difference of the shares of unusual images, with its standard error."""
     assert a.snapshot is not None
     assert b.snapshot is not None
     mine, theirs = a.snapshot.unusual.value, b.snapshot.unusual.value
-    error = math.sqrt(mine * (1 - mine) / a.images + theirs * (1 - theirs) / b.images)
+    # With one success and one failure added to each set: a share of 0 or 1 would have no error (Agresti and Caffo 2000)
+    added = [((s.snapshot.unusual_images + 1) / (s.images + 2), s.images + 2) for s in (a, b) if s.snapshot is not None]
+    error = math.sqrt(sum(share * (1 - share) / count for share, count in added))
     points = 100 * (mine - theirs)
     if not points:
         return f"The share of unusual images is the same in “{escape(a.name)}” and “{escape(b.name)}”."
@@ -193,7 +207,8 @@ def _unusual(some: SetFindings, classes: Sequence[str] | None, *, several: bool)
 
 
 def _card(shown: Shown, classes: Sequence[str] | None) -> str:
-    lines = [f"<b>image {shown.number + 1}</b>"]
+    name = escape(shown.name, quote=True)
+    lines = [f"<b>{name}</b>"]
     if math.isfinite(shown.p):
         lines.append(f"p = {shown.p:.2g}" if shown.p else "p = 0 (not finite)")
     lines += [f"{escape(name)}: {_number(value)}" for name, value in shown.evidence.items()]
@@ -201,10 +216,7 @@ def _card(shown: Shown, classes: Sequence[str] | None) -> str:
         before, after = _class(shown.before, classes), _class(shown.after, classes)
         lines.append(f"<b>{before} → {after}</b>" if before != after else f"{before}, unchanged")
     picture = base64.b64encode(shown.png).decode()
-    return (
-        f'<div class="image"><img alt="image {shown.number + 1}" src="data:image/png;base64,{picture}">'
-        f"{'<br>'.join(lines)}</div>"
-    )
+    return f'<div class="image"><img alt="{name}" src="data:image/png;base64,{picture}">{"<br>".join(lines)}</div>'
 
 
 def _answers(some: SetFindings, classes: Sequence[str] | None, *, several: bool) -> str:

@@ -96,10 +96,22 @@ def _svg(parts: Sequence[str], caption: str) -> str:
 def _axis(ticks: Sequence[float], up: Callable[[float], float], *, percent: bool = False) -> list[str]:
     parts = []
     for tick in ticks:
-        text = f"{tick:.0%}" if percent else f"{tick:g}"
+        text = f"{tick:.0%}" if percent else _short(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {up(tick):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="t e" x="{LEFT - 5}" y="{up(tick) + 4:.1f}">{text}</text>')
     return parts
+
+
+def _short(value: float) -> str:
+    """A number that fits beside a plot.
+
+    >>> [_short(v) for v in (0.5, 2000, 20_000, 1_000_000)]
+    ['0.5', '2000', '20k', '1M']
+    """
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= max(size, 1e4):
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
 def _title_of_x(text: str) -> str:

@@ -40,7 +40,8 @@ def write_report(
 
     It needs no network and no other file. Returns the numbers behind it.
 
-    images: a tensor `(images, ...)` as the model takes it, or batches, as a loader gives them.
+    images: a tensor `(images, ...)` as the model takes it, or batches, as a loader gives them; those that
+        `trueup.report.images.read_images` returns are shown with the names of their files.
     against: a second set to compare with, such as last week's images.
     names: what the sets are called in the report.
     classes: name of each class, in the order of the model's scores.
