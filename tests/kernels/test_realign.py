@@ -291,6 +291,28 @@ class Marked(Tensor):
     """A tensor that may do anything."""
 
 
+@after
+@pytest.mark.parametrize("bands", [False, True])
+@pytest.mark.parametrize("gate", [None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])], ids=["no gate", "gate"])
+def test_where_nothing_else_reads_its_input_the_result_may_take_its_memory(bands, gate, add, relu):
+    x, usual = 3 * maps(5, 4, 8, 8, seed=1), reference(maps(30, 4, 8, 8), bands=bands)
+    x[1, 2, 3, 4], x[2, 1, 0, 0], x[0, 0, 0, 0] = torch.nan, torch.inf, -0.0
+    options = {"residual": maps(5, 4, 8, 8, seed=2) if add else None, "relu": relu}
+    for norm in (None, NORM):
+        given = x.clone()
+        with torch.inference_mode():
+            wanted = kernels.realign(x, usual, gate, norm=norm, **options)
+            found = kernels.realign(given, usual, gate, norm=norm, may_overwrite=lambda: True, **options)
+            assert found.data_ptr() == given.data_ptr()
+            assert found.stride() == wanted.stride()
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+            assert found.signbit().equal(wanted.signbit())
+            kernels.realign(x, usual, gate, may_overwrite=lambda: False, **options)
+        given, before = x.clone(), x.clone()
+        kernels.realign(given, usual, gate, norm=norm, may_overwrite=lambda: True, **options)  # gradients are on
+        torch.testing.assert_close(given, before, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("which", ["x", "residual", "weight"])
 def test_gradients_go_through_a_norm_and_past_it(which):
     usual, found = reference(maps(30, 4, 8, 8), bands=True), []

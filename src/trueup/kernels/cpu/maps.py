@@ -48,10 +48,11 @@ def realign(
     relu: bool,
     ceiling: float | None = None,
     norm: BatchNorm | None = None,
+    overwrite: bool = False,
 ) -> Tensor:
     """As `plain.realign` of norm(x), for float32, bfloat16 or float16 `(batch, channels, ...)`.
 
-    The layout of `x` is kept.
+    The layout of `x` is kept. With `overwrite`, the result may take the memory of `x`.
     """
     if x.numel() == 0:
         return x.clone()
@@ -59,7 +60,7 @@ def realign(
         x, norm = norm(x), None
     least, most = 0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling
     if x.dtype == torch.float32 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
-        out = torch.empty_like(x)
+        out = x if overwrite else torch.empty_like(x)
         _realign_maps(x, reference, gate, out, residual, least, most, norm)
         return out
     maps = x.float().contiguous()
@@ -196,10 +197,14 @@ def _realign_planes(address):
                     _copy(maps[p], centred)
                 _measure(centred, width, False, beside, found)
                 moves = _coefficients(found, reference, c, opened, terms)
+            plane = maps[p]
+            if not moves and job[_OUT] == job[_MAPS]:  # numba has no vector code for a loop that writes what it reads
+                _normalise(plane, gain, offset, centred)
+                plane, gain, offset = centred, np.float32(1.0), np.float32(-0.0)
             if job[_RESIDUAL]:
-                _write(maps[p], moves, width, gain, offset, terms, centred, beside, residual[p], least, most, out[p])
+                _write(plane, moves, width, gain, offset, terms, centred, beside, residual[p], least, most, out[p])
             else:
-                _write(maps[p], moves, width, gain, offset, terms, centred, beside, None, least, most, out[p])
+                _write(plane, moves, width, gain, offset, terms, centred, beside, None, least, most, out[p])
     memory[0] = 0  # it must live until here
 
 
