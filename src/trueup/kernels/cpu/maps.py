@@ -181,14 +181,14 @@ def _realign_planes(address):
         begin = fetch_add(address, job[_CHUNK])
         if begin >= planes:
             break
+        image, c = begin // channels, begin % channels
         for p in range(begin, min(begin + job[_CHUNK], planes)):
-            c = p % channels
             gain, offset = np.float32(1.0), np.float32(-0.0)  # these change nothing, not even the sign of a zero
             if job[_NORM]:
                 gain, offset = _norm_of_channel(mean[c], variance[c], weight[c], bias[c], numbers[2])
             opened = np.float64(1.0)
             if job[_GATE]:
-                opened = np.float64(gate[p // channels])
+                opened = np.float64(gate[image])
             moves = opened > 0  # images whose gate value is 0 are not even measured
             if moves:
                 if job[_NORM]:
@@ -205,6 +205,9 @@ def _realign_planes(address):
                 _write(plane, moves, width, gain, offset, terms, centred, beside, residual[p], least, most, out[p])
             else:
                 _write(plane, moves, width, gain, offset, terms, centred, beside, None, least, most, out[p])
+            c += 1  # a division for each plane takes longer
+            if c == channels:
+                image, c = image + 1, 0
     memory[0] = 0  # it must live until here
 
 
@@ -218,43 +221,44 @@ def _scratch(memory, n):
     return centred, carray(at_address(address + 4 * n), len(memory) - n, np.float32)
 
 
-@njit(fastmath={"contract"})
+@njit(fastmath={"contract"}, error_model="numpy")
 def _norm_of_channel(mean, variance, weight, bias, epsilon):
     """Gain and offset of a batch norm, rounded as by torch."""
     gain = weight * (np.float32(1.0) / np.sqrt(variance + epsilon))
     return gain, bias - mean * gain
 
 
-@njit
+@njit(error_model="numpy")
 def _coefficients(found, reference, c, gate, terms):
     """Write start and gains of a plane into `terms`, as `evidence.coefficients`; return whether they are finite."""
     mean, tilt = np.float64(found[0]), np.float64(found[5])
-    k = reference.shape[1]
-    start, finite = mean, True
-    for j in range(k):
-        centre, spread, kappa = reference[0, j, c], reference[1, j, c], reference[2, j, c]
-        floor, base = reference[3, j, c], reference[4, j, c] * gate
-        row = 0 if j == 0 else 1 if k == 2 else 1 + j
-        value = np.float64(found[row])
-        away = (0.5 * np.log(value + floor) if j else value) - centre
-        z = away / spread
-        z2 = min(z * z, LARGEST_EVIDENCE) * gate
-        share = z2 / (z2 + kappa)
-        mixed = 0.0
-        if base > 0 and j:
-            mixed = 0.5 * np.log(1 - base + base * np.exp(2 * min(max(away, -FARTHEST), FARTHEST)))
-        elif base > 0:
-            mixed = base * away
-        moved = -(share * away + (1 - share) * mixed)
-        if j:
-            moved = np.exp(moved)
-            terms[j] = np.float32(moved)
-            start += moved * tilt if j == 2 else -moved * tilt
-        else:
-            start += moved
-        finite = finite and np.isfinite(moved)
-    terms[0] = np.float32(start)
-    return finite and np.isfinite(start)
+    bands = reference.shape[1] == 3
+    low = np.exp(_shift_of_deviation(found[2 if bands else 1], reference, 1, c, gate))
+    high = np.exp(_shift_of_deviation(found[3], reference, 2, c, gate)) if bands else 0.0
+    away, base = mean - reference[0, 0, c], reference[4, 0, c] * gate
+    share = _share(away, reference, 0, c, gate)
+    start = mean - (share * away + (1 - share) * (base * away)) + (high - low) * tilt
+    terms[0], terms[1], terms[2] = np.float32(start), np.float32(low), np.float32(high)
+    return np.isfinite(start + low + high)
+
+
+@njit(error_model="numpy")
+def _shift_of_deviation(variance, reference, j, c, gate):
+    """Shift of a log-deviation, as `evidence.shifts`."""
+    away = 0.5 * np.log(np.float64(variance) + reference[3, j, c]) - reference[0, j, c]
+    share, base = _share(away, reference, j, c, gate), reference[4, j, c] * gate
+    moved = share * away
+    if base > 0:
+        moved += (1 - share) * (0.5 * np.log(1 - base + base * np.exp(2 * min(max(away, -FARTHEST), FARTHEST))))
+    return -moved
+
+
+@njit(error_model="numpy")
+def _share(away, reference, j, c, gate):
+    """Share of the distance `away` that is moved by evidence, as `evidence.weight`."""
+    z = away / reference[1, j, c]
+    z2 = min(z * z, LARGEST_EVIDENCE) * gate
+    return z2 / (z2 + reference[2, j, c])
 
 
 @njit
@@ -270,7 +274,7 @@ def _normalise(plane, gain, offset, into):
         into[k] = gain * plane[k] + offset
 
 
-@njit
+@njit(error_model="numpy")
 def _measure(plane, width, absolute, beside, found):
     """Write moments and residual mean of a plane into `found`; there are bands if `width` is not 0.
 
