@@ -326,7 +326,7 @@ def _subtract(mean, plane):
         plane[k] -= mean
 
 
-@njit
+@njit(error_model="numpy")
 def _smooth_rows(plane, width, beside):
     """Write the mean of each value and its neighbours in the row into `beside`; at an end there is one neighbour.
 
@@ -339,16 +339,22 @@ def _smooth_rows(plane, width, beside):
     before, here, after, into = plane[:-2], plane[1:-1], plane[2:], rows[1:-1]
     for k in range(len(into)):  # one long loop that ignores the ends of rows; they follow
         into[k] = (before[k] + here[k] + after[k]) * third
-    inner = 1 if width > 1 else 0
-    for first in range(0, n, width):
-        last = first + width - 1
-        rows[first] = (plane[first] + plane[first + inner]) * half
-        rows[last] = (plane[last - inner] + plane[last]) * half
-    step = width if n > width else 0
-    first, second, above = rows[:width], rows[step : step + width], beside[:width]
+    if width == 1:
+        _copy(plane, rows)
+    else:
+        rows[0], rows[n - 1] = (plane[0] + plane[1]) * half, (plane[n - 2] + plane[n - 1]) * half
+        # The end of a row and the start of the next lie side by side. Unsigned indices are not tested for being negative.
+        ends, into = plane[width - 2 :], rows[width - 1 :]
+        at, step, one, two, three = np.uint64(0), np.uint64(width), np.uint64(1), np.uint64(2), np.uint64(3)
+        for _ in range(n // width - 1):
+            ended, begun = ends[at] + ends[at + one], ends[at + two] + ends[at + three]
+            into[at], into[at + one] = ended * half, begun * half
+            at += step
+    other = width if n > width else 0
+    first, second, above = rows[:width], rows[other : other + width], beside[:width]
     for k in range(len(above)):
         above[k] = (first[k] + second[k]) * half
-    first, second, below = rows[n - width :], rows[n - width - step : n - step], beside[width + n :]
+    first, second, below = rows[n - width :], rows[n - width - other : n - other], beside[width + n :]
     for k in range(len(below)):
         below[k] = (first[k] + second[k]) * half
 
