@@ -100,7 +100,7 @@ def norm_of(module: nn.Module) -> BatchNorm | LayerNorm | None:
     if type(module) is not nn.LayerNorm:
         return batch_norm_of(module)
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-    if weight is None or bias is None or weight.dim() != 1 or not is_plain(module):
+    if weight is None or bias is None or weight.dim() != 1 or not _is_plain(module):
         return None
     return LayerNorm(weight, bias, module.eps)
 
@@ -114,7 +114,7 @@ def batch_norm_of(module: nn.Module) -> BatchNorm | None:
     buffers, parameters = module._buffers, module._parameters
     mean, variance = buffers.get("running_mean"), buffers.get("running_var")
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    if module.training or not is_plain(module) or mean is None or variance is None or weight is None or bias is None:
+    if module.training or not _is_plain(module) or mean is None or variance is None or weight is None or bias is None:
         return None
     return BatchNorm(mean, variance, weight, bias, module.eps)
 
@@ -124,21 +124,21 @@ def plain_activation(root: nn.Module, node: fx.Node) -> str | None:
     for known in KNOWN_ACTIVATIONS:
         if node.op == "call_module":
             module = root.get_submodule(str(node.target))
-            if type(module) in known.modules and is_plain(module):
+            if type(module) in known.modules and _is_plain(module):
                 return known.name
         elif node.target in (known.functions if node.op == "call_function" else known.methods):
             return known.name
     return None
 
 
-def is_plain(module: nn.Module) -> bool:
+def _is_batch_norm(root: nn.Module, node: fx.Node) -> bool:
+    return node.op == "call_module" and batch_norm_of(root.get_submodule(str(node.target))) is not None
+
+
+def _is_plain(module: nn.Module) -> bool:
     """Whether a module has no hooks and no `forward` set on the object."""
     own = module.__dict__
     return "forward" not in own and not any([own.get(hooks) for hooks in HOOKS])  # noqa: C419  # faster
-
-
-def _is_batch_norm(root: nn.Module, node: fx.Node) -> bool:
-    return node.op == "call_module" and batch_norm_of(root.get_submodule(str(node.target))) is not None
 
 
 def _only_user(node: fx.Node, readers: Collection[fx.Node] = ()) -> fx.Node | None:

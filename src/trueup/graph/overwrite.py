@@ -12,8 +12,6 @@ import torch
 from torch import fx, nn
 from torch.nn.modules import module as torch_modules
 
-from trueup.graph.fusion import is_plain
-
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -35,9 +33,15 @@ def is_unseen(source: nn.Module, placed: nn.Module) -> bool:
     """
     return (
         type(source) in _CONVOLUTIONS
-        and is_plain(source)
-        and is_plain(placed)  # its hooks are shown its input
+        and _runs_alone(source)
+        and _runs_alone(placed)  # its hooks are shown its input
         and not torch_modules._global_forward_hooks
         and not torch_modules._global_forward_pre_hooks
         and torch._C._len_torch_function_stack() == 0
     )
+
+
+def _runs_alone(module: nn.Module) -> bool:
+    """Whether a module has no forward hooks and no `forward` set on the object. Backward hooks need gradients."""
+    own = module.__dict__
+    return not own["_forward_hooks"] and not own["_forward_pre_hooks"] and "forward" not in own
