@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trueup import kernels
 from trueup.functional import evidence
 from trueup.functional.gate import Gate
-from trueup.graph import Site, leaf, norm_of
+from trueup.graph import Site, is_unseen, leaf, norm_of
 from trueup.kernels import BatchNorm, LayerNorm, Order, portable
 from trueup.rules import Correction, Evidence
 from trueup.targets import ActivationTarget, NormTarget
@@ -123,6 +123,7 @@ class Realign(AtSite):
     """
 
     fuses = ("batch_norm", "layer_norm", "add", "relu", "relu6")
+    overwrites = True
     reference: Tensor
 
     def __init__(self, site: Site, target: NormTarget, rule: Evidence, share: float = 1.0) -> None:
@@ -144,8 +145,11 @@ class Realign(AtSite):
         order: Order = "value first",
         relu: bool = False,
         ceiling: float | None = None,
+        source: nn.Module | None = None,
     ) -> Tensor:
         a, found = (a, None) if norm is None else _resolved(a, norm)
+        # A norm that cannot be fused any more has run as a module, whose hooks may keep `a`.
+        alone = None if source is None or (found is None and norm is not None) else lambda: is_unseen(source, self)
         return kernels.realign(
             a,
             self._buffers["reference"],  # type: ignore[arg-type]  # quicker than the attribute
@@ -158,6 +162,7 @@ class Realign(AtSite):
             channels=self.channel_dim,
             constants=self._constants,
             may_close=self.may_close,
+            may_overwrite=alone,
         )
 
     def _example(self) -> tuple[Tensor, ...]:

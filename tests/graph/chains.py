@@ -36,7 +36,7 @@ class Change(nn.Module):
         return a if self.kind == "norm" else a * 1.5 - 0.1
 
 
-def told(*, norm=None, residual=None, order=FIRST, relu=False, ceiling=None):
+def told(*, norm=None, residual=None, order=FIRST, relu=False, ceiling=None, source=None):
     """Names of the steps that a placed module was asked to do, in order."""
     return (
         *(["norm"] if norm is not None else []),

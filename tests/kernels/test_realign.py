@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -157,6 +159,48 @@ def test_the_sign_of_a_zero_is_torchs():
     assert out.signbit().equal(x.relu().signbit())
 
 
+@after
+@pytest.mark.parametrize(
+    ("shape", "bands"),
+    [
+        ((2, 1, 9, 13), True),  # fewer channels than are copied at a time
+        ((3, 8, 9, 13), True),  # as many
+        ((3, 19, 9, 13), True),  # some are left over
+        ((2, 16, 5, 1), True),  # one column
+        ((2, 24, 7, 7), False),
+        ((2, 12, 50), False),  # tokens
+        ((2, 12, 3, 4, 5), False),  # volumes
+        ((9, 40, 64, 64), True),  # enough for several threads
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_with_channels_last_results_have_the_same_bits(shape, bands, threads, add, relu):
+    def last(a):
+        return a.movedim(1, -1).contiguous().movedim(-1, 1)
+
+    x, residual = 2 * maps(*shape, seed=1) + 0.5, maps(*shape, seed=2) if add else None
+    norm, opened = norm_of(shape[1]), torch.linspace(0, 1, shape[0])
+    usual = reference(norm(maps(30, *shape[1:])), bands=bands)
+    x[0, 0, 0, ...], x[1].view(-1)[3] = torch.nan, -0.0
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        # With tokens, torch does the norm, and rounds it differently in another layout.
+        norms = [None, norm] if x.dim() > 3 else [None]
+        for gate, fused in itertools.product([None, opened], norms):
+            with torch.inference_mode():
+                options = {"norm": fused, "relu": relu, "ceiling": 0.9 if relu else None}
+                wanted = kernels.realign(x, usual, gate, residual=residual, **options)
+                beside = None if residual is None else last(residual)
+                found = kernels.realign(last(x), usual, gate, residual=beside, **options)
+            assert found.stride() == last(x).stride()
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+            assert found.signbit().equal(wanted.signbit())
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_with_a_residual_layouts_are_kept():
     usual, x, residual = (
         reference(maps(30, 4, 8, 8), bands=True),
@@ -289,6 +333,30 @@ def test_a_norm_that_compiled_code_cannot_read_is_torchs():
 
 class Marked(Tensor):
     """A tensor that may do anything."""
+
+
+@after
+@pytest.mark.parametrize("bands", [False, True])
+@pytest.mark.parametrize("gate", [None, torch.tensor([0.0, 0.1, 0.5, 1.0, 0.0])], ids=["no gate", "gate"])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+def test_where_nothing_else_reads_its_input_the_result_may_take_its_memory(bands, gate, last, add, relu):
+    layout = {"memory_format": torch.channels_last if last else torch.contiguous_format}
+    x, usual = (3 * maps(5, 4, 8, 8, seed=1)).contiguous(**layout), reference(maps(30, 4, 8, 8), bands=bands)
+    x[1, 2, 3, 4], x[2, 1, 0, 0], x[0, 0, 0, 0] = torch.nan, torch.inf, -0.0
+    options = {"residual": maps(5, 4, 8, 8, seed=2).contiguous(**layout) if add else None, "relu": relu}
+    for norm in (None, NORM):
+        given = x.clone()
+        with torch.inference_mode():
+            wanted = kernels.realign(x, usual, gate, norm=norm, **options)
+            found = kernels.realign(given, usual, gate, norm=norm, may_overwrite=lambda: True, **options)
+            assert found.data_ptr() == given.data_ptr()
+            assert found.stride() == wanted.stride()
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+            assert found.signbit().equal(wanted.signbit())
+            kernels.realign(x, usual, gate, may_overwrite=lambda: False, **options)
+        given, before = x.clone(), x.clone()
+        kernels.realign(given, usual, gate, norm=norm, may_overwrite=lambda: True, **options)  # gradients are on
+        torch.testing.assert_close(given, before, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("which", ["x", "residual", "weight"])

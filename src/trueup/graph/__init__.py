@@ -10,6 +10,7 @@ from trueup.graph.fusion import norm_of
 from trueup.graph.fx_leaf import leaf
 from trueup.graph.inputs import Inputs, is_list_of_images, rebuilt, tensors_in
 from trueup.graph.instrument import Instrumented, Reading
+from trueup.graph.overwrite import is_unseen
 from trueup.graph.probe import Probe
 from trueup.graph.tracing import Trace, TraceError, trace
 from trueup.targets import Kind, Select, Site, Sites, check_select
@@ -31,6 +32,7 @@ __all__ = [
     "device_of",
     "examine",
     "is_list_of_images",
+    "is_unseen",
     "leaf",
     "modules_of",
     "norm_of",

@@ -23,6 +23,7 @@ def leaf(forward: Forward) -> Forward:
                 if isinstance(value, nn.Module)
                 else value
                 for name, value in kwargs.items()
+                if name != "source"  # whoever runs the recorded graph may keep any value of it
             }
             return tracer.create_proxy("call_module", tracer.path_of_module(self), (a, *args), given)
         return forward(self, a, *args, **kwargs)

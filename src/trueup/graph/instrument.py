@@ -20,7 +20,9 @@ from trueup.graph.cloning import clone, device_of, loose_tensors, modules_of
 from trueup.graph.fusion import Chain, can_defer_norm, chain_after, chain_before, plain_activation
 from trueup.graph.hoist import function_of
 from trueup.graph.memory import is_repeatable
+from trueup.graph.overwrite import source_of
 from trueup.graph.rewire import (
+    allow_overwriting,
     call_before_output,
     combine_values,
     defer_norm,
@@ -64,6 +66,9 @@ class Instrumented(LikeItsModel):
     "relu6". It is then called with the input of that chain and `norm=` (the module), `residual=`, `order=`, `relu=`
     and, for a ReLU6, `ceiling=`. Operations are fused only where nothing can tell the difference: they are torch's own,
     no other node reads the values in between, nothing is placed there, and no hook exists when this module is made.
+
+    A placed module with `overwrites` is called with `source=`, the convolution that made its input, where no other
+    operation reads that. It may then write into its input, after `is_unseen` has looked for hooks.
 
     With a `reading`, every placed module is called with two values: the value at its site and the reading. At
     sites before the last one that is read, `reading.place_before` is placed and called with one value.
@@ -229,6 +234,8 @@ class Instrumented(LikeItsModel):
                 call = insert_after(graph, place, target, *given, after=after, readers=readers, batch=batch)
             if list(start.users) == [call] and can_defer_norm(self, start, call, fuses):
                 defer_norm(graph, start, call)
+            if getattr(module, "overwrites", False) and (source := source_of(self, call)) is not None:
+                allow_overwriting(graph, source, call)
         graph.lint()
         return function_of(graph)
 

@@ -81,6 +81,13 @@ def defer_norm(graph: fx.Graph, node: fx.Node, placed: fx.Node) -> None:
     graph.erase_node(node)
 
 
+def allow_overwriting(graph: fx.Graph, node: fx.Node, placed: fx.Node) -> None:
+    """Tell the call `placed` which module made its input at `node`: it may write its result there."""
+    with graph.inserting_before(placed):
+        source = graph.get_attr(str(node.target))
+    placed.kwargs = {**placed.kwargs, "source": source}
+
+
 def read_values(graph: fx.Graph, nodes: Sequence[fx.Node], readers: str) -> list[fx.Node]:
     """Call the modules `readers`.0, `readers`.1, ... on the values of `nodes`, and return the calls.
 

@@ -52,6 +52,7 @@ def realign(
     channels: int = 1,
     constants: Callable[[], portable.MapConstants] | None = None,
     may_close: bool = True,
+    may_overwrite: Callable[[], bool] | None = None,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
 
@@ -61,7 +62,8 @@ def realign(
     torch's separate operators, except that the result of a fused norm is not rounded.
 
     `constants` returns the constants of the reference for the portable backend; `may_close` says that gate values may
-    be 0.
+    be 0. `may_overwrite` returns whether nothing else reads `a`: then the result may take its memory. It does in plain
+    inference on the CPU, where a map is copied before it is written. On a GPU, kernels read what others have written.
     """
     out: Tensor
     direct = is_plain_eager(a, residual, gate)
@@ -95,7 +97,7 @@ def realign(
         return plain.realign(a, reference, gate, residual, relu, ceiling)
     arguments = (reference, gate, residual, relu, ceiling)
     if direct and a.is_cpu:
-        out = _compute_realign(a, *arguments, norm)
+        out = _compute_realign(a, *arguments, norm, overwrite=may_overwrite is not None and may_overwrite())
     elif norm is None:
         out = torch.ops.trueup.realign.default(a, *arguments)
     else:
@@ -317,6 +319,7 @@ def _compute_realign(
     relu: bool,
     ceiling: float | None = None,
     norm: BatchNorm | None = None,
+    overwrite: bool = False,
 ) -> Tensor:
     out: Tensor
     if x.is_cuda and works("cuda"):
@@ -326,7 +329,7 @@ def _compute_realign(
     function = fastest("realign", x.device.type)
     if function is plain.realign:
         return plain.realign(x if norm is None else norm(x), reference, gate, residual, relu, ceiling)
-    out = function(x, reference, gate, residual, relu, ceiling, norm)
+    out = function(x, reference, gate, residual, relu, ceiling, norm, overwrite)
     return out
 
 

@@ -108,6 +108,8 @@ def _cpu(architecture: Architecture) -> Iterator[PerformanceCase]:
     yield _network(f"{name}, batch 1, one CPU thread", "cpu", 1.5, NetworkCase(batch=1, **options))
     compiled = NetworkCase(batch=1, how="compiled", **options)
     yield _network(f"{name}, batch 1, one CPU thread, compiled", "cpu", 1.2, compiled)
+    last = NetworkCase(batch=1, channels_last=True, **options)
+    yield _network(f"{name}, batch 1, one CPU thread, channels last", "cpu", 1.5, last)
     two = NetworkCase(batch=32, **{**options, "threads": 2})
     yield _network(f"{name}, batch 32, two CPU threads", "cpu", 1.25, two)
 

@@ -1,4 +1,4 @@
-"""The rule of evidence on the CPU, compiled by numba (`planes`): one pass over each map to measure it, one to write it.
+"""The rule of evidence on the CPU, compiled by numba: one pass over each map to measure it, one to write it.
 
 A map fits into the fastest cache, whereas torch's own operators write each step of each map to memory and read it back.
 Each site is one call into compiled code that does not hold Python's lock. A single image has so few values that work in
@@ -19,13 +19,14 @@ from torch.nn import Parameter
 from trueup.functional import evidence
 from trueup.functional.ranges import within_range
 from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.cpu.planes import MEASURE, MEASURED, REALIGN, SIZE
+from trueup.kernels.cpu.planes import GROUP, MEASURE, MEASURED, REALIGN, REALIGN_CHANNELS_LAST, SIZE
 from trueup.kernels.cpu.threads import run_native
+from trueup.kernels.layout import channels_lie_last
 from trueup.kernels.plain.maps import add_and_relu
 
 _PART = 1 << 16  # values that justify another thread
 
-_Job = ctypes.c_int64 * SIZE  # its entries: see `planes`
+_Job = ctypes.c_int64 * SIZE
 _Numbers = ctypes.c_float * 3  # limits of results: 0 or minus infinity, a ReLU6's ceiling or infinity; norm's epsilon
 _NO_NORM = (0, 0, 0, 0)
 
@@ -38,10 +39,11 @@ def realign(
     relu: bool,
     ceiling: float | None = None,
     norm: BatchNorm | None = None,
+    overwrite: bool = False,
 ) -> Tensor:
     """As `plain.realign` of norm(x), for float32, bfloat16 or float16 `(batch, channels, ...)`.
 
-    The layout of `x` is kept.
+    The layout of `x` is kept. With `overwrite`, the result may take the memory of `x`.
     """
     if x.numel() == 0:
         return x.clone()
@@ -49,8 +51,14 @@ def realign(
         x, norm = norm(x), None
     least, most = 0.0 if relu else -math.inf, math.inf if ceiling is None else ceiling
     if x.dtype == torch.float32 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
-        out = torch.empty_like(x)
+        out = x if overwrite else torch.empty_like(x)
         _realign_maps(x, reference, gate, out, residual, least, most, norm)
+        return out
+    if x.dtype == torch.float32 and channels_lie_last(x):
+        if residual is not None and residual.stride() != x.stride():
+            residual = torch.empty_like(x).copy_(residual)
+        out = x if overwrite else torch.empty_like(x)
+        _realign_maps(x, reference, gate, out, residual, least, most, norm, channels_last=True)
         return out
     maps = x.float().contiguous()
     out = torch.empty_like(maps)
@@ -94,10 +102,12 @@ def _realign_maps(
     least: float,
     most: float,
     norm: BatchNorm | None,
+    *,
+    channels_last: bool = False,
 ) -> None:
-    """Write realigned maps plus residual, within the limits, into `out`; maps are contiguous float32.
+    """Write realigned maps plus residual, within the limits, into `out`; maps are float32 without gaps.
 
-    Images with gate 0 do not move.
+    All three are contiguous or have channels last. Images with gate 0 do not move.
     """
     known = (
         reference if reference.dtype == torch.float64 and reference.is_contiguous() else reference.double().contiguous()
@@ -107,7 +117,8 @@ def _realign_maps(
     width = maps.shape[-1] if reference.shape[1] == 3 else 0
     numbers = _Numbers(least, most, 0.0 if norm is None else norm.epsilon)
     channel = _NO_NORM if norm is None else [t.data_ptr() for t in norm.tensors]
-    _run(REALIGN, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, numbers, channel)
+    function = REALIGN_CHANNELS_LAST if channels_last else REALIGN
+    _run(function, maps, addresses, maps.shape[0] * maps.shape[1], maps.shape[1], width, numbers, channel)
 
 
 def _run(
@@ -123,7 +134,8 @@ def _run(
     """Call a compiled function on all planes, in as many threads as torch uses if there is enough to do."""
     size = maps.numel()
     shares = 1 if size < 2 * _PART else min(torch.get_num_threads(), planes, size // _PART)
-    chunk = planes if shares == 1 else max(1, planes // (4 * shares))
+    units = planes // channels * -(-channels // GROUP) if function == REALIGN_CHANNELS_LAST else planes
+    chunk = units if shares == 1 else max(1, units // (4 * shares))
     at = 0 if numbers is None else ctypes.addressof(numbers)
     job = _Job(0, maps.data_ptr(), *addresses, planes, channels, size // planes, width, at, chunk, *norm)
     run_native(function, job, shares)
