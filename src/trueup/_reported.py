@@ -80,7 +80,8 @@ class ImageReport(AtSite):
         found: dict[int, Tensor] = {}
         for number, (group, channels) in enumerate(zip(self.groups, self.channels, strict=True)):
             usual, floor = self.get_buffer(f"usual{number}"), self.get_buffer(f"usual_floor{number}")
-            together = torch.cat([moments[k] for k in group], dim=2).float()
+            together = torch.cat([moments[k] for k in group], dim=2)  # float32, or float64 if the model is
+            together = together if together.dtype == torch.float32 else together.float()
             if usual.shape[1] == 3:  # the mean, and the variances of both bands
                 together = torch.cat([together[:, :1], together[:, 2:4]], dim=1)
             z2 = evidence.z_squared(evidence.statistics(together[:, : usual.shape[1]], floor), usual).mean(dim=1)
