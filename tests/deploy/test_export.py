@@ -180,6 +180,24 @@ def test_a_traced_module_runs_without_trueup(tmp_path):
         assert_same(torch.from_numpy(np.load(tmp_path / "found.npy")), robust(x))
 
 
+@pytest.mark.parametrize("which", [True, "all"])
+def test_a_traced_module_reports_without_a_warning_of_the_tracer(which, tmp_path):
+    model = make("resnet")
+    targets = trueup.calibrate(model, images(48).split(16), decide=False)
+    robust = trueup.correct(model, targets, GATED, report=which)
+    with torch.inference_mode():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", torch.jit.TracerWarning)
+            torch.jit.trace(robust, unusual(), strict=False).save(tmp_path / "robust.pt")
+        for x in (unusual(), unusual(2)):
+            (output, found), (wanted, report) = torch.jit.load(tmp_path / "robust.pt")(x), robust(x)
+            assert_same(output, wanted)
+            assert found.keys() == report.keys()
+            torch.testing.assert_close(found["p"], report["p"], rtol=0, atol=1e-5)
+            torch.testing.assert_close(found["evidence"], report["evidence"], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found["gate"], report["gate"], rtol=0, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("name", names())

@@ -67,6 +67,20 @@ def test_symbolic_tracing_shows_the_corrections_as_modules(name, rule):
     assert traced(images(4)).equal(robust(images(4)))
 
 
+@pytest.mark.filterwarnings("ignore:correct. this rule corrects")
+@every
+@on_both
+@pytest.mark.parametrize("which", [True, "all"])
+def test_symbolic_tracing_shows_the_report_as_a_module(name, rule, which):
+    model = make(name)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(24)], decide=False), rule, report=which)
+    traced = torch.fx.symbolic_trace(robust)
+    assert [node.target for node in traced.graph.nodes if "_report" in str(node.target)] == ["_report"]
+    (output, found), (wanted, report) = traced(images(4)), robust(images(4))
+    assert output.equal(wanted)
+    assert all(found[key].equal(report[key]) for key in report)
+
+
 def test_the_forward_belongs_to_a_class_and_has_the_models_signature():
     model, robust = corrected("resnet", RULES["evidence"])
     other = corrected("resnet", trueup.Evidence(strength=0.2))[1]
