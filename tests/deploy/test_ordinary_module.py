@@ -103,6 +103,19 @@ def test_attributes_of_the_model_are_read_through():
         robust.num_clases  # noqa: B018
 
 
+@every
+def test_names_that_can_be_read_are_listed(rule):
+    model = make("resnet")
+    model.num_classes = 10
+    robust = trueup.correct(model, trueup.calibrate(model, [images(24)], decide=False), rule)
+    listed = dir(robust)
+    assert {"rule", "sites", "placed", "report", "model", "num_classes", "fc", "layer1", "forward"} <= {*listed}
+    assert {name for name in dir(model) if not name.startswith("_")} <= {*listed}
+    assert len(listed) == len({*listed})
+    for name in (name for name in listed if not name.startswith("_")):
+        getattr(robust, name)
+
+
 def test_a_replaced_submodule_is_used():
     model, robust = corrected("resnet", RULES["evidence"])
     robust.fc = nn.Linear(robust.fc.in_features, 3)
