@@ -2,7 +2,7 @@
 
     python benchmarks/deployment.py --data ROOT                      # results/deployment.csv
     python benchmarks/deployment.py --data ROOT --routes onnxruntime openvino   # only these, measured again
-    python benchmarks/deployment.py --data ROOT --resume             # only those that the file does not hold
+    python benchmarks/deployment.py --data ROOT --resume             # only routes, and rows of serving, not yet there
 
 ResNet-20 of the zoo on CIFAR-10, one thread. Each route is taken by the model and by the corrected model, which are
 timed in turns: the median of the processor's time over calls with 1 and with 32 images. `difference` is the largest one
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import importlib
 import os
 import statistics
@@ -28,7 +29,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,7 @@ ROUTES: dict[str, tuple[Callable[[nn.Module, Tensor, Path], Ready], str]] = {
     "openvino": (openvino, "openvino"),
     "executorch": (executorch, "executorch"),
 }
+RULES = ["no gate", "gated", "paper"]
 SHOWS_PAPER = ("eager", "onnxruntime")  # elsewhere it is the same sort, which takes most of the time
 
 
@@ -179,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="data root that holds cifar-10-batches-py")
     parser.add_argument("--routes", nargs="+", default=[*ROUTES, "serving"], choices=[*ROUTES, "serving"])
-    parser.add_argument("--rules", nargs="+", default=["no gate", "gated", "paper"])
+    parser.add_argument("--rules", nargs="+", default=RULES, choices=RULES)
     parser.add_argument("--calls", type=int, default=10_000, help="calls over which memory is watched")
     parser.add_argument("--resume", action="store_true", help="keep the routes that the file holds")
     parser.add_argument("--out", default="results/deployment.csv")
@@ -200,9 +202,11 @@ def main() -> None:
     start_table(options.out, DeploymentRow)
     for route in options.routes:
         rows = read_table(options.out, DeploymentRow)
-        others = [row for row in rows if row.route.partition(",")[0] != route]
-        if options.resume and len(others) < len(rows):
+        mine = [row for row in rows if _route_of(row) == route]
+        if options.resume and mine and route != "serving":
             continue
+        known = mine if options.resume else []
+        kept = [row for row in rows if row not in mine] + known
         robust = {name: trueup.correct(model, targets, rules[name]) for name in options.rules}
         if route not in SHOWS_PAPER:
             robust.pop("paper", None)
@@ -210,14 +214,31 @@ def main() -> None:
             robust["paper"] = trueup.correct(model, targets, replace(rules["paper"], method="sort"))
         with torch.inference_mode():
             found = (
-                serving(model, robust["no gate"], x, options.calls)
+                serving(model, robust["no gate"], x, options.calls, {row.route for row in known})
                 if route == "serving"
                 else along(route, model, robust, x)
             )
             for row in found:
                 print(row, flush=True)
-                others.append(row)
-        write_table(options.out, DeploymentRow, others)  # a route is written when it is complete
+                kept.append(row)
+                if route == "serving":
+                    write_table(options.out, DeploymentRow, in_order(kept))
+        write_table(options.out, DeploymentRow, in_order(kept))  # any other route is written when it is complete
+
+
+def in_order(rows: list[DeploymentRow]) -> list[DeploymentRow]:
+    """Sort rows by route, rule and batch, whatever was measured first. Rows of serving keep their order, at the end."""
+
+    def place(row: DeploymentRow) -> tuple[int, int, int]:
+        if (route := _route_of(row)) == "serving":
+            return len(ROUTES), 0, 0
+        return list(ROUTES).index(route), RULES.index(row.rule), row.batch or 0
+
+    return sorted(rows, key=place)
+
+
+def _route_of(row: DeploymentRow) -> str:
+    return row.route.partition(",")[0]
 
 
 def along(route: str, model: nn.Module, robust: dict[str, nn.Module], x: Tensor) -> Iterator[DeploymentRow]:
@@ -287,23 +308,35 @@ def in_turns(
     return [statistics.median(seen) for seen in times]
 
 
-def serving(model: nn.Module, robust: nn.Module, x: Tensor, calls: int) -> Iterator[DeploymentRow]:
-    """Batches on two cores, threads that share a network, and memory, in eager mode."""
+def serving(
+    model: nn.Module, robust: nn.Module, x: Tensor, calls: int, known: Collection[str]
+) -> Iterator[DeploymentRow]:
+    """Batches on two cores, threads that share a network, and memory, in eager mode; without the rows `known`."""
 
-    def row(what: str, batch: int, unit: str, a: float, b: float) -> DeploymentRow:
-        rest = (b / a if a else 0.0, None, None, None, None, versions())
-        return DeploymentRow(f"serving, {what}", "no gate", "torch, trueup", batch, None, None, a, b, unit, *rest)
+    def on_two_cores() -> list[float]:
+        torch.set_num_threads(2)  # threads that wait use the processor too, so only the clock on the wall can tell
+        try:
+            return in_turns([model, robust], x[:32], 25, time.perf_counter)
+        finally:
+            torch.set_num_threads(1)
 
-    torch.set_num_threads(2)  # threads that wait use the processor too, so only the clock on the wall can tell
-    yield row("two cores", 32, "ms", *in_turns([model, robust], x[:32], 25, time.perf_counter))
-    torch.set_num_threads(1)
-    for threads in (1, 8):
-        rates = (statistics.median(rate(network, x, threads) for _ in range(3)) for network in (model, robust))
-        yield row(f"{threads} serving thread{'s' if threads > 1 else ''}", 1, "images per second", *rates)
+    def rates(threads: int) -> list[float]:
+        return [statistics.median(rate(network, x, threads) for _ in range(3)) for network in (model, robust)]
+
     small, works = memory_works()
-    alone = growth(small, calls)
-    for name, work in works.items():
-        yield row(f"memory over {calls:,} calls: {name}", 1, "bytes per call", alone, growth(work, calls))
+    alone = functools.cache(lambda: growth(small, calls))
+    ways: dict[str, tuple[int, str, Callable[[], list[float]]]] = {"two cores": (32, "ms", on_two_cores)}
+    for threads in (1, 8):
+        name = f"{threads} serving thread{'s' if threads > 1 else ''}"
+        ways[name] = 1, "images per second", functools.partial(rates, threads)
+    for what, work in works.items():
+        measure = functools.partial(lambda work: [alone(), growth(work, calls)], work)
+        ways[f"memory over {calls:,} calls: {what}"] = 1, "bytes per call", measure
+    for name, (batch, unit, measure) in ways.items():
+        if (route := f"serving, {name}") not in known:
+            a, b = measure()
+            rest = (b / a if a else 0.0, None, None, None, None, versions())
+            yield DeploymentRow(route, "no gate", "torch, trueup", batch, None, None, a, b, unit, *rest)
 
 
 def memory_works() -> tuple[Callable[[], object], dict[str, Callable[[], object]]]:

@@ -16,7 +16,7 @@ from trueup._placed import AtSite, GateReader
 from trueup.functional import evidence
 from trueup.functional import gate as gate_functions
 from trueup.functional.gate import Gate
-from trueup.graph import Reading, Site
+from trueup.graph import Reading, Site, leaf
 from trueup.kernels import portable
 from trueup.rules import Evidence, Rule
 from trueup.targets import NormTarget, Targets
@@ -49,7 +49,8 @@ class ImageReport(AtSite):
         # Norms with the same number of statistics are concatenated: their indices, and their channels.
         usual = [target.usual() for target in found]
         rows = [len(floor) for _, floor in usual]
-        self.groups = [[k for k, own in enumerate(rows) if own == count] for count in sorted(set(rows))]
+        self.rows = sorted(set(rows))
+        self.groups = [[k for k, own in enumerate(rows) if own == count] for count in self.rows]
         self.channels = [[usual[k][1].shape[1] for k in group] for group in self.groups]
         for number, group in enumerate(self.groups):
             side_by_side = (torch.cat([usual[k][part] for k in group], dim=-1).float() for part in (0, 1))
@@ -58,6 +59,7 @@ class ImageReport(AtSite):
             self.register_buffer(name, tensor, persistent=False)
         self._store_constants(portable.gate_constants(gate, [self.get_buffer("floor")]))
 
+    @leaf
     def forward(self, *values: Tensor) -> dict[str, Tensor]:
         moments, gate = values[: len(self.norms)], values[len(self.norms) :]
         p = self._p_values(moments[0])
@@ -81,12 +83,13 @@ class ImageReport(AtSite):
     def _evidence(self, moments: Sequence[Tensor]) -> Tensor:
         """Mean evidence over channels and statistics at each norm `(batch, norms)`."""
         found: dict[int, Tensor] = {}
-        for number, (group, channels) in enumerate(zip(self.groups, self.channels, strict=True)):
+        for number, (rows, group, channels) in enumerate(zip(self.rows, self.groups, self.channels, strict=True)):
             usual, floor = self.get_buffer(f"usual{number}"), self.get_buffer(f"usual_floor{number}")
-            together = torch.cat([moments[k] for k in group], dim=2).float()
-            if usual.shape[1] == 3:  # the mean, and the variances of both bands
+            together = torch.cat([moments[k] for k in group], dim=2)  # float32, or float64 if the model is
+            together = together if together.dtype == torch.float32 else together.float()
+            if rows == 3:  # the mean, and the variances of both bands
                 together = torch.cat([together[:, :1], together[:, 2:4]], dim=1)
-            z2 = evidence.z_squared(evidence.statistics(together[:, : usual.shape[1]], floor), usual).mean(dim=1)
+            z2 = evidence.z_squared(evidence.statistics(together[:, :rows], floor), usual).mean(dim=1)
             found |= {k: part.mean(dim=1) for k, part in zip(group, torch.split(z2, channels, dim=1), strict=True)}
         return torch.stack([found[k] for k in range(len(moments))], dim=1)
 

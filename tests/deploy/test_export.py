@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -133,6 +134,23 @@ def test_an_exported_program_holds_no_operator_of_ours(rule, strict):
         assert not any("float64" in str(node.meta.get("val")) for node in program.graph.nodes if node.users)
 
 
+@pytest.mark.parametrize("report", [False, "all"])
+@pytest.mark.parametrize("rule", [WEIGHED, GATED, PAPER], ids=["weighed", "gated", "paper"])
+def test_an_exported_program_casts_nothing_to_the_precision_that_it_has(rule, report):
+    """Each such cast leaves two nodes in the graph: it took a tenth of the time of exporting."""
+    model = make("compact")
+    targets = trueup.calibrate(model, images(48).split(16), decide=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "correct: this rule corrects")
+        robust = trueup.correct(model, targets, rule, report=report)
+    casts = [
+        node
+        for node in torch.export.export(robust, (unusual(),)).graph.nodes
+        if str(node.target).startswith(("aten.to.", "aten._to_copy")) and isinstance(node.args[0], torch.fx.Node)
+    ]
+    assert [node for node in casts if node.meta["val"].dtype == node.args[0].meta["val"].dtype] == []
+
+
 def test_what_is_compiled_on_a_cpu_holds_no_operator_of_ours():
     robust, seen = corrected(make("compact"), GATED), []
 
@@ -160,6 +178,24 @@ def test_a_traced_module_runs_without_trueup(tmp_path):
         )
         subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
         assert_same(torch.from_numpy(np.load(tmp_path / "found.npy")), robust(x))
+
+
+@pytest.mark.parametrize("which", [True, "all"])
+def test_a_traced_module_reports_without_a_warning_of_the_tracer(which, tmp_path):
+    model = make("resnet")
+    targets = trueup.calibrate(model, images(48).split(16), decide=False)
+    robust = trueup.correct(model, targets, GATED, report=which)
+    with torch.inference_mode():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", torch.jit.TracerWarning)
+            torch.jit.trace(robust, unusual(), strict=False).save(tmp_path / "robust.pt")
+        for x in (unusual(), unusual(2)):
+            (output, found), (wanted, report) = torch.jit.load(tmp_path / "robust.pt")(x), robust(x)
+            assert_same(output, wanted)
+            assert found.keys() == report.keys()
+            torch.testing.assert_close(found["p"], report["p"], rtol=0, atol=1e-5)
+            torch.testing.assert_close(found["evidence"], report["evidence"], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found["gate"], report["gate"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

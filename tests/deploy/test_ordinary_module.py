@@ -67,6 +67,20 @@ def test_symbolic_tracing_shows_the_corrections_as_modules(name, rule):
     assert traced(images(4)).equal(robust(images(4)))
 
 
+@pytest.mark.filterwarnings("ignore:correct. this rule corrects")
+@every
+@on_both
+@pytest.mark.parametrize("which", [True, "all"])
+def test_symbolic_tracing_shows_the_report_as_a_module(name, rule, which):
+    model = make(name)
+    robust = trueup.correct(model, trueup.calibrate(model, [images(24)], decide=False), rule, report=which)
+    traced = torch.fx.symbolic_trace(robust)
+    assert [node.target for node in traced.graph.nodes if "_report" in str(node.target)] == ["_report"]
+    (output, found), (wanted, report) = traced(images(4)), robust(images(4))
+    assert output.equal(wanted)
+    assert all(found[key].equal(report[key]) for key in report)
+
+
 def test_the_forward_belongs_to_a_class_and_has_the_models_signature():
     model, robust = corrected("resnet", RULES["evidence"])
     other = corrected("resnet", trueup.Evidence(strength=0.2))[1]
@@ -87,6 +101,19 @@ def test_attributes_of_the_model_are_read_through():
     assert pickle.loads(pickle.dumps(robust)).labels == ["cat", "dog"]
     with pytest.raises(AttributeError, match="no attribute 'num_clases'"):
         robust.num_clases  # noqa: B018
+
+
+@every
+def test_names_that_can_be_read_are_listed(rule):
+    model = make("resnet")
+    model.num_classes = 10
+    robust = trueup.correct(model, trueup.calibrate(model, [images(24)], decide=False), rule)
+    listed = dir(robust)
+    assert {"rule", "sites", "placed", "report", "model", "num_classes", "fc", "layer1", "forward"} <= {*listed}
+    assert {name for name in dir(model) if not name.startswith("_")} <= {*listed}
+    assert len(listed) == len({*listed})
+    for name in (name for name in listed if not name.startswith("_")):
+        getattr(robust, name)
 
 
 def test_a_replaced_submodule_is_used():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -58,6 +60,51 @@ print(*kernels.moments(torch.arange(192.0).reshape(1, 3, 8, 8), bands=True).flat
     found, _ = answers(code)
     wanted = functional.evidence.moments(torch.arange(192.0).reshape(1, 3, 8, 8), bands=True)
     torch.testing.assert_close(torch.tensor(found).reshape(1, 5, 3), wanted)
+
+
+READ_ONLY = """
+from numba.core import caching, event
+def refuse(self):
+    raise PermissionError("read-only file system")
+caching._CacheLocator.ensure_cache_path = refuse
+{change}
+with event.install_recorder("numba:compile") as recorder:
+"""
+COUNT = "\n    print(len(recorder.buffer))"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A folder in which numba has saved all that a corrected model needs."""
+    folder = tmp_path_factory.mktemp("numba")
+    answers(NUMBA_CACHE_DIR=str(folder))
+    return folder
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_code_that_was_compiled_before_is_loaded_where_nothing_can_be_written(usual, filled):
+    """As in a read-only container whose image was built with a filled cache. Root may write where it is not allowed."""
+    before = contents(filled)
+    code = READ_ONLY.format(change="") + textwrap.indent(ANSWER, "    ") + COUNT
+    found, _ = answers(code, NUMBA_CACHE_DIR=str(filled))
+    assert found == [*usual, 0]
+    assert contents(filled) == before
+
+
+@pytest.mark.parametrize("change", ["damaged", "caching.CompileResultCacheImpl = None"], ids=["damaged", "other numba"])
+def test_a_cache_that_cannot_be_loaded_does_not_matter(change, usual, filled, tmp_path):
+    folder = tmp_path / "numba"
+    shutil.copytree(filled, folder)
+    if change == "damaged":
+        change = ""
+        for path in folder.rglob("*.nbi"):
+            path.write_bytes(path.read_bytes()[:40])
+    code = READ_ONLY.format(change=change) + textwrap.indent(ANSWER, "    ") + COUNT
+    found, _ = answers(code, NUMBA_CACHE_DIR=str(folder))
+    assert found[:-1] == usual
 
 
 def test_without_numba(usual):

@@ -44,6 +44,11 @@ class LikeItsModel(nn.Module):
         if name == "_inner":  # parameters and buffers at the model's top level
             self.__dict__.update(_parameters=value._parameters, _buffers=value._buffers)
 
+    def __dir__(self) -> list[str]:
+        model = self.__dict__.get("_modules", {}).get("_inner")
+        public = [] if model is None else [name for name in dir(model) if not name.startswith("_")]
+        return sorted({*super().__dir__(), *public, *_PARTS})  # type: ignore[no-untyped-call]
+
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:

@@ -8,26 +8,33 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
+from trueup.kernels.cpu.filled_cache import FilledCache, filled_caches, loaded_callback
+
 
 def njit(function: Any = None, **options: Any) -> Any:
-    """Compile a function. In a read-only container, where numba cannot cache, it is compiled once per process."""
+    """Compile a function, or load it from a cache. Where nothing can be saved, it is compiled once per process."""
     if function is None:
         return lambda inner: njit(inner, **options)
     if options.get("inline") == "always":  # becomes part of its callers
         return numba.njit(function, **options)
     try:
-        return numba.njit(function, nogil=True, cache=True, **options)
+        compiled = numba.njit(function, nogil=True, cache=True, **options)
     except RuntimeError:  # "cannot cache function: no locator available"
-        return numba.njit(function, nogil=True, **options)
+        compiled = numba.njit(function, nogil=True, **options)
+    if hasattr(compiled, "_cache") and (filled := filled_caches(function)):
+        compiled._cache = FilledCache(filled, compiled._cache)
+    return compiled
 
 
 def callback(function: Any) -> int:
     """Address of a compiled C function that takes the address of an array of int64."""
     signature = types.void(types.CPointer(types.int64))
-    try:
-        compiled = numba.cfunc(signature, cache=True)(function)
-    except RuntimeError:
-        compiled = numba.cfunc(signature)(function)
+    compiled = loaded_callback(function, signature)
+    if compiled is None:
+        try:
+            compiled = numba.cfunc(signature, cache=True)(function)
+        except RuntimeError:
+            compiled = numba.cfunc(signature)(function)
     _KEPT.append(compiled)
     address: int | None = compiled.address
     assert address is not None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trueup.functional.gate import KNOTS, Gate
+from trueup.kernels.portable.precision import cast
 
 STEEP = 1e30  # slope of a step between two equal knots
 
@@ -89,13 +90,13 @@ def _sum(x: Tensor) -> Tensor:
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Matrix product, also under autocast, which would round float32 to 8 bits and leaves float64 alone."""
     if torch.is_autocast_enabled(a.device.type):
-        return (a.double() @ b.double()).to(a.dtype)
+        return cast(a.double() @ b.double(), a.dtype)
     return a @ b
 
 
 def _features(moments: Tensor, floor: Tensor, bands: bool) -> Tensor:
     """As `functional.gate.features`."""
-    moments = moments.float()
+    moments = cast(moments, torch.float32)
     if not bands:
         return torch.cat([moments[:, 0], 0.5 * torch.log(moments[:, 1] + floor[1])], dim=1)
     mean, _, low, high, size = moments.unbind(1)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trueup.functional.ranges import within_range
+from trueup.kernels.portable.precision import cast, widened
 
 LARGEST = 3e38  # stands for an infinite κ: some runtimes refuse infinite constants
 
@@ -25,7 +26,7 @@ class MapConstants(NamedTuple):
     mean: Tensor  # (channels,): the centre of the means
     kappa: Tensor  # (k * channels,): κ times the squared spread
     floor: Tensor  # ((k - 1) * channels,)
-    clean: Tensor  # ((k - 1) * channels,): one over the clean variance
+    clean: Tensor  # ((k - 1) * channels,): the clean variance
     base: Tensor | float | None  # (k * channels,) if statistics differ; None for 0
     width: int  # channels
     bands: bool  # k is 3, not 2
@@ -47,7 +48,7 @@ def map_constants(reference: Tensor) -> MapConstants:
         mean=narrow(centre[0]),
         kappa=narrow((unit.square() * scaled).clamp(1e-30, LARGEST)),
         floor=narrow(floor[1:].clamp(min=1e-30)),
-        clean=narrow((-centre[1:]).exp()),
+        clean=narrow(centre[1:].exp()),
         base=None if share == 0 else share if bool((base == share).all()) else narrow(base),
         width=reference.shape[2],
         bands=bands,
@@ -63,14 +64,13 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
     if constants.bands and channels != 1:  # pooling wants channels first
         moved = realign(a.movedim(channels, 1), constants, gate, channels=1, may_close=may_close)
         return moved.movedim(1, channels)
-    wide = a if a.dtype == torch.float64 else a.float()
-    gates = None if gate is None else gate.to(wide.dtype).view(-1, *[1] * (a.dim() - 1))
+    wide = widened(a)
+    gates = None if gate is None else cast(gate, wide.dtype).view(-1, *[1] * (a.dim() - 1))
     usual = _for_maps(constants, wide, channels)
     if a.dim() == 2:  # a map of one value has a mean and nothing else
-        away = wide - usual.mean
-        share = _share(usual.base, gates, 0, usual.width)
-        rest = None if share is None else (share - 1) * away
-        out = wide - _excess_share(away, rest, usual.kappa[: usual.width], gates)
+        short = usual.mean - wide
+        rest = None if usual.base is None else (1 - _share(usual.base, gates, 0, usual.width)) * short
+        out = wide + _rise(short, rest, usual.kappa[: usual.width], gates)
         finite = wide.abs() < torch.finfo(wide.dtype).max
     else:
         over = [d for d in range(1, a.dim()) if d != channels]
@@ -82,15 +82,16 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
         variances = [_mean_square(part, over) for part in parts]
         finite = variances[-1] < torch.finfo(wide.dtype).max
         spread = (torch.cat(variances, dim=channels) if usual.bands else variances[0]) + usual.floor
-        excess, logs = _excess(mean, spread, usual, gates, channels)
-        gains = torch.exp(-0.5 * logs)
-        out = mean - excess
+        rises = _all_rises(mean, spread, usual, gates, channels)
+        of_mean, of_logs = torch.split(rises, [usual.width, spread.shape[channels]], dim=channels)
+        gains = torch.exp(0.5 * of_logs)
+        out = mean + of_mean
         for gain, part in zip(torch.split(gains, usual.width, dim=channels), parts, strict=True):
-            out = out + gain * part
+            out = torch.addcmul(out, gain, part)
     out = within_range(out, a.dtype)
     if gates is not None and may_close:
         finite = finite & (gates > 0)
-    return torch.where(finite, out, wide).to(a.dtype)
+    return cast(torch.where(finite, out, wide), a.dtype)
 
 
 def moments(a: Tensor, *, bands: bool) -> Tensor:
@@ -98,7 +99,7 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
 
     The operators are those of `realign`, so that an exporter can merge them.
     """
-    wide = a if a.dtype == torch.float64 else a.float()
+    wide = widened(a)
     if a.dim() == 2:
         return torch.stack([wide, torch.zeros_like(wide)], dim=1)
     over = list(range(2, a.dim()))
@@ -118,7 +119,7 @@ def _for_maps(constants: MapConstants, maps: Tensor, channels: int) -> MapConsta
     def shaped(values: Any) -> Any:
         if not isinstance(values, Tensor):
             return values
-        values = values if values.dtype == maps.dtype else values.to(maps.dtype)
+        values = cast(values, maps.dtype)
         return values if values.dim() == 1 + len(after) else values.view(-1, *after)
 
     return MapConstants(*(shaped(value) for value in constants))
@@ -138,41 +139,38 @@ def _mean_square(part: Tensor, over: list[int]) -> Tensor:
     return (part * part).mean(over, keepdim=True)
 
 
-def _excess(
-    mean: Tensor, spread: Tensor, usual: MapConstants, gate: Tensor | None, channels: int
-) -> tuple[Tensor, Tensor]:
-    """Amounts to subtract from the means and from the log-variances: minus `functional.evidence.shifts`.
+def _all_rises(mean: Tensor, spread: Tensor, usual: MapConstants, gate: Tensor | None, channels: int) -> Tensor:
+    """Amounts to add to the means and to the log-variances, concatenated: `functional.evidence.shifts`.
 
     `spread` holds the variances plus their floors. Unlike there, a deviation of more than e^20 times the clean one is
     mixed like any other.
     """
-    width, others = usual.width, spread.shape[channels]
     if usual.base is None:
-        away, rest = torch.cat([mean, torch.log(spread)], dim=channels) - usual.centre, None
-    else:
-        ratio, below = spread * usual.clean, mean - usual.mean
-        away = torch.cat([below, torch.log(ratio)], dim=channels)
-        mean_base, base = (_share(usual.base, gate, *part) for part in ((0, width), (width, others)))
-        # minus (log(ratio) - log(1 - base + base * ratio))
-        rest = torch.cat([(mean_base - 1) * below, torch.log((1 - base) / ratio + base)], dim=channels)
-    of_mean, of_logs = torch.split(_excess_share(away, rest, usual.kappa, gate), [width, others], dim=channels)
-    return of_mean, of_logs
+        return _rise(usual.centre - torch.cat([mean, torch.log(spread)], dim=channels), None, usual.kappa, gate)
+    width, others = usual.width, spread.shape[channels]
+    short, ratio = usual.mean - mean, usual.clean / spread  # its inverse could overflow
+    share = _share(usual.base, gate, width, others)
+    left = of_mean = 1 - share
+    if isinstance(usual.base, Tensor):
+        of_mean = 1 - _share(usual.base, gate, 0, width)
+    rest = torch.cat([of_mean * short, torch.log(left * ratio + share)], dim=channels)
+    return _rise(torch.cat([short, torch.log(ratio)], dim=channels), rest, usual.kappa, gate)
 
 
-def _share(base: Tensor | float | None, gate: Tensor | None, start: int, length: int) -> Any:
+def _share(base: Tensor | float, gate: Tensor | None, start: int, length: int) -> Any:
     """The base of some statistics, times the gate value."""
     found = base.narrow(0, start, length) if isinstance(base, Tensor) else base
-    return found if found is None or gate is None else found * gate
+    return found if gate is None else found * gate
 
 
-def _excess_share(away: Tensor, rest: Tensor | None, kappa: Tensor, gate: Tensor | None) -> Tensor:
-    """Amount that evidence and mixing subtract from statistics that lie `away` from their centre.
+def _rise(short: Tensor, rest: Tensor | None, kappa: Tensor, gate: Tensor | None) -> Tensor:
+    """Amount that evidence and mixing add to statistics that are `short` of their centre.
 
-    `rest` is minus the distance that mixing would leave; None if nothing is mixed.
+    `rest` is what they are short of it after mixing; None if nothing is mixed.
     """
-    squared = away * away
+    squared = short * short
     if gate is not None:
         squared = squared * gate
     if rest is None:
-        return away * (squared / (squared + kappa))
-    return away + rest * (kappa / (squared + kappa))
+        return short * (squared / (squared + kappa))
+    return short - rest * (kappa / (squared + kappa))

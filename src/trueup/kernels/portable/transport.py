@@ -12,6 +12,7 @@ from trueup.functional.paper import Location
 from trueup.functional.paper import levels as _dense_ends
 from trueup.functional.ranges import within_range
 from trueup.kernels.eager import is_jit_tracing
+from trueup.kernels.portable.precision import cast, widened
 
 Levels = Literal["even", "dense ends"]
 
@@ -37,9 +38,9 @@ def correct(a: Tensor, target: Target, step: float, *, location: Location, spars
     """As `functional.correct`."""
     if step == 0:
         return a.clone()
-    wide = a if a.dtype == torch.float64 else a.float()
+    wide = widened(a)
     row = wide.flatten(1) if a.dim() > 1 else wide[:, None]
-    goal = _order_statistics(target._replace(values=target.values.to(row.dtype)), row.shape[1])
+    goal = _order_statistics(target._replace(values=cast(target.values, row.dtype)), row.shape[1])
     mean = row.mean(dim=1, keepdim=True)
     moved = _transport(row, goal)
     if location == "keep":
@@ -48,7 +49,7 @@ def correct(a: Tensor, target: Target, step: float, *, location: Location, spars
     stays = ~(mean.abs() < torch.finfo(row.dtype).max)
     if sparse:
         stays = stays | (row == 0)
-    return torch.where(stays, row, out).view(a.shape).to(a.dtype)
+    return cast(torch.where(stays, row, out).view(a.shape), a.dtype)
 
 
 def _transport(rows: Tensor, target: Tensor) -> Tensor:
@@ -84,4 +85,4 @@ def _order_statistics(target: Target, n: int) -> Tensor:
     upper = rank + rank > n - 1
     first = torch.where(upper, m - 1 - left, left).long()
     below, above = values[first], values[torch.where(upper, first - 1, first + 1)]
-    return below + weight.to(values.dtype) * (above - below)
+    return below + cast(weight, values.dtype) * (above - below)
