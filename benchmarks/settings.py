@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import trueup
 from bench import CALIBRATED, Data, answers, corrupt_set, error_of, read, subjects
 from of_models import CHOSEN_ON
-from trueup._answers import relative_change
+from trueup._answers import relative_changes
 from trueup_lab.devices import device_name
 from trueup_lab.tables import number, read_table, start_table, write_table
 
@@ -157,7 +157,7 @@ def moved(
     with torch.inference_mode():
         for part in images[:1000].split(asked.batch):
             inputs = normalise(part.to(asked.device))
-            parts.append(relative_change(model(inputs), network(inputs)))
+            parts.append(relative_changes(model(inputs), network(inputs), len(inputs)).flatten())
     return float(torch.cat(parts).mean())
 
 

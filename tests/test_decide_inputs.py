@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images
+from trueup.decide import reasons
 from trueup.decide.perturb import Scale, perturb
 from trueup.decide.pictures import kind_of, largest_image, perturb_all, reason_against, scales_of, together
 from trueup.graph import Inputs
@@ -34,8 +35,16 @@ def photographs(count: int) -> Tensor:
     return images(count, 12) * torch.linspace(0.5, 2, count)[:, None, None, None]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_answer_is_enough():
+    """Networks that were not trained answer alike, and calibration would decline."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reasons, "MOST_ALIKE", 1.0)
+        yield
+
+
 @pytest.fixture(scope="module")
-def one_tensor():
+def one_tensor(one_answer_is_enough):
     return trueup.calibrate(Net().eval(), photographs(60).split(20))
 
 

@@ -12,13 +12,16 @@ from trueup.graph import tensors_in
 
 Answer = Callable[[Any], Tensor]
 
+_SUM_TOLERANCE = 1e-3  # scores whose sum over classes is this near to 1 are probabilities
+_SMALLEST_PROBABILITY = 1e-8  # stands for a probability of 0, whose logarithm is infinite
+
 
 def most_likely(output: Any) -> Tensor:
     """Most likely class `(batch, ...)` in a model's output: scores `(batch, classes, ...)`.
 
     In a tuple, a dictionary or a dataclass, the scores are the first floating-point tensor with two dimensions or more.
     """
-    scores = None if _are_boxes(output) else next((leaf for leaf in tensors_in(output) if _are_scores(leaf)), None)
+    scores = _scores_in(output)
     if scores is None:
         what = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(
@@ -34,42 +37,45 @@ def agreement(a: Tensor, b: Tensor) -> Tensor:
     return (a == b).reshape(len(a), -1).double().mean(dim=1)
 
 
-def relative_change(before: Any, after: Any, images: int) -> Tensor:
-    """Distance between outputs relative to the size of the first `(images,)` float64, over all `comparable` tensors.
+def relative_changes(before: Any, after: Any, images: int, answer: Answer = most_likely) -> Tensor:
+    """Distance between outputs relative to the size of the first `(tensors, images)` float64, for each tensor compared.
 
-    The mean over classes is subtracted from scores `(images, classes, ...)`: no answer depends on it. Scores that are
-    infinite in both do not count, such as those of masked classes. NaN counts as moved by its whole size. Outputs that
-    cannot be compared, such as lists of boxes, count as unmoved.
+    With the answer `most_likely`, the tensor that it reads is compared, and otherwise all `comparable` ones. The mean
+    over classes is subtracted from scores `(images, classes, ...)`: no answer depends on it. Of probabilities, the
+    logarithms are compared. Scores that are infinite in both do not count, such as those of masked classes. NaN counts
+    as moved by its whole size. There are no rows for outputs that cannot be compared, such as lists of boxes.
 
-    >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]), 1)
-    tensor([0.], dtype=torch.float64)
-    >>> relative_change(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]]), 1)
-    tensor([0.2000], dtype=torch.float64)
+    >>> relative_changes(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]), 1)
+    tensor([[0.]], dtype=torch.float64)
+    >>> relative_changes(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.2, -1.2]]), 1)
+    tensor([[0.2000]], dtype=torch.float64)
     """
-    pairs = zip(comparable(before, images), comparable(after, images), strict=False)
-    both = [(a, b) for a, b in pairs if a.shape == b.shape]
-    if not both:
-        return torch.zeros(images, dtype=torch.float64, device="cpu")
-    infinite = [a.isinf() & (a == b) for a, b in both]  # masked classes
-    size = torch.stack([_square(a, same) for (a, _), same in zip(both, infinite, strict=True)]).sum(dim=0)
-    moved = torch.stack([_square(b - a, same) for (a, b), same in zip(both, infinite, strict=True)]).sum(dim=0)
-    share = (moved / size.clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
-    return torch.nan_to_num(share, nan=1.0, posinf=1.0)
+    if answer is most_likely:
+        found = (_scores_in(before), _scores_in(after))
+        pairs = [] if found[0] is None or found[1] is None else [(found[0], found[1])]
+    else:
+        pairs = list(zip(comparable(before, images), comparable(after, images), strict=False))
+    shares = [_relative_change(a, b) for a, b in pairs if a.shape == b.shape and len(a) == images]
+    return torch.stack(shares) if shares else torch.zeros(0, images, dtype=torch.float64, device="cpu")
 
 
 def comparable(output: Any, images: int) -> list[Tensor]:
-    """Tensors of an output whose numbers can be compared image by image: scores with a row per image.
+    """Tensors of an output whose numbers can be compared image by image: those with a row per image.
 
-    A list of boxes has none: another model may find other boxes, in another order.
+    A single score per image or pixel counts as that of the second of two classes. A list of boxes has none: another
+    model may find other boxes, in another order.
 
     >>> [tuple(t.shape) for t in comparable({"out": torch.zeros(2, 3, 8, 8), "prototypes": torch.zeros(5, 3)}, 2)]
     [(2, 3, 8, 8)]
+    >>> [tuple(t.shape) for t in comparable(torch.zeros(2, 1), 2)]
+    [(2, 2)]
     >>> comparable([{"boxes": torch.zeros(2, 4)}, {"boxes": torch.zeros(2, 4)}], 2)
     []
     """
     if _are_boxes(output):
         return []
-    return [leaf for leaf in tensors_in(output) if _are_scores(leaf) and len(leaf) == images]
+    rows = [leaf for leaf in tensors_in(output) if _has_columns(leaf) and len(leaf) == images]
+    return [leaf if leaf.shape[1] > 1 else torch.cat([torch.zeros_like(leaf), leaf], dim=1) for leaf in rows]
 
 
 def divergence(before: Any, after: Any) -> Tensor:
@@ -80,20 +86,54 @@ def divergence(before: Any, after: Any) -> Tensor:
     >>> divergence(torch.tensor([[2.0, 0.0]]), torch.tensor([[2.0, 0.0]]))
     tensor([0.])
     """
-    wanted, found = (
-        next(leaf for leaf in tensors_in(output) if _are_scores(leaf)).float().log_softmax(1)
-        for output in (before, after)
-    )
+    scores = [_scores_in(output) for output in (before, after)]
+    probable = _are_probabilities(scores[0])
+    wanted, found = (_logits(part, probable).float().log_softmax(1) for part in scores if part is not None)
     each = (wanted.exp() * (wanted - found)).sum(dim=1)  # (batch, ...)
     return each.reshape(len(each), -1).mean(dim=1)
 
 
+def _relative_change(before: Tensor, after: Tensor) -> Tensor:
+    """Distance per image `(images,)` float64, relative to the size of `before`; image by image, to save memory."""
+    probable = _are_probabilities(before)
+    rows = zip(_logits(before, probable), _logits(after, probable), strict=True)
+    ratio = torch.stack([_moved(a, b) for a, b in rows]).cpu()
+    still = ratio == 0  # the derivative of a root at 0 is infinite
+    share = torch.where(still, 1.0, ratio).sqrt().masked_fill(still, 0)
+    return torch.nan_to_num(share, nan=1.0, posinf=1.0)
+
+
+def _moved(before: Tensor, after: Tensor) -> Tensor:
+    """Squared distance between the scores `(classes, ...)` of an image over their squared size."""
+    infinite = before.isinf() & (before == after)  # masked classes
+    size, distance = _square(before, infinite), _square(after - before, infinite)
+    return distance / size.clamp(min=torch.finfo(torch.float64).tiny)
+
+
 def _square(scores: Tensor, without: Tensor) -> Tensor:
-    """Sum of squares per image of scores relative to their mean over classes, `without` some of the scores."""
+    """Sum of squares of scores `(classes, ...)` relative to their mean over classes, `without` some of them."""
     known = scores.double().masked_fill(without, 0)
-    classes = (~without).sum(dim=1, keepdim=True).clamp(min=1)
-    centred = (known - known.sum(dim=1, keepdim=True) / classes).masked_fill(without, 0)
-    return centred.flatten(1).square().sum(dim=1).cpu()
+    classes = (~without).sum(dim=0, keepdim=True).clamp(min=1)
+    centred = (known - known.sum(dim=0, keepdim=True) / classes).masked_fill(without, 0)
+    return centred.square().sum()
+
+
+def _are_probabilities(scores: Tensor | None) -> bool:
+    """Whether scores are the result of a softmax. Its logarithm has the differences of the scores before it."""
+    if scores is None or bool((scores < 0).any()):
+        return False
+    return bool(((scores.float().sum(dim=1) - 1).abs() < _SUM_TOLERANCE).all())
+
+
+def _logits(scores: Tensor, probable: bool) -> Tensor:
+    return scores.float().clamp(min=_SMALLEST_PROBABILITY).log() if probable else scores
+
+
+def _scores_in(output: Any) -> Tensor | None:
+    """Scores `(batch, classes, ...)` in an output, that `most_likely` reads; None if there are none."""
+    if _are_boxes(output):
+        return None
+    return next((leaf for leaf in tensors_in(output) if _has_columns(leaf) and leaf.shape[1] > 1), None)
 
 
 def _are_boxes(output: object) -> bool:
@@ -104,5 +144,5 @@ def _are_boxes(output: object) -> bool:
     return any(isinstance(entry, Mapping) for entry in output) or len(rows) > 1
 
 
-def _are_scores(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > 1 and leaf.shape[1] > 1
+def _has_columns(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > 1

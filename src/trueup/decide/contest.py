@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueup._answers import Answer, agreement, relative_change
+from trueup._answers import Answer, agreement, relative_changes
 from trueup._correct import build
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all
@@ -61,7 +61,9 @@ class Contest:
             outputs = self._try(batch.to(self._device), clean_answers, numbers, 0, 1.0)
             uncorrected = next(outputs)
             for k, output in enumerate(outputs, start=1):
-                self._moved[k] += relative_change(uncorrected, output, len(numbers)).sum()
+                changes = relative_changes(uncorrected, output, len(numbers), self._answer)
+                # The tensor that moves most counts, so that a large one beside the scores cannot hide how they move.
+                self._moved[k] += changes.amax(dim=0).clamp(max=1).sum() if len(changes) else 0.0
 
     def keep(self, which: Sequence[bool]) -> None:
         """Drop all settings except some. The first is the uncorrected model."""

@@ -21,6 +21,7 @@ from trueup.graph import Inputs, is_list_of_images, rebuilt
 from trueup.targets.file import bytes_of
 
 SMALLEST = 4  # beside other inputs, a picture has at least this many rows and columns; (batch, 1, 1, tokens) is a mask
+FLAT = 1e-3  # a picture whose values vary by less than this share of all images' spread is flat
 MOST_CHANNELS = 4  # a video has at most this many channels, which tells its channels from its frames
 
 Scales = Mapping[int, Scale]
@@ -89,6 +90,15 @@ def scales_of(batches: Callable[[], Iterable[Inputs]], device: torch.device | No
     masks = {place for place, scale in found.items() if all(_is_mask(images, scale) for images in images_at(place))}
     kept = {place: scale for place, scale in found.items() if place not in masks} or found
     return {place: Scale(*(part.to(device) for part in scale)) for place, scale in kept.items()}
+
+
+def is_flat(single: Inputs, scales: Scales) -> bool:
+    """Whether each picture of an image has hardly more than one colour, compared with all images together."""
+    pictures = [(images, scales[place]) for place, images in _pictures(single).items() if place in scales]
+    return bool(pictures) and all(
+        bool((images.float().std(dim=(2, 3), correction=0) <= FLAT * scale.spread.flatten().to(images.device)).all())
+        for images, scale in pictures
+    )
 
 
 def perturb_all(inputs: Inputs, name: str, scales: Scales, *, numbers: Tensor, level: float, seed: int = 0) -> Inputs:

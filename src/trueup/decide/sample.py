@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from trueup.decide.pictures import kind_of, largest_image, reason_against, together
+from trueup.decide.pictures import Scales, is_flat, kind_of, largest_image, reason_against, together
 from trueup.graph import Inputs
 
 IMAGES = 480  # at most this many images are kept: weights are learned on half of them, settings tried on the others
@@ -23,12 +23,15 @@ class ImageSample:
     def __init__(self) -> None:
         self._most, self._images = IMAGES, list[Inputs]()
         self.hashes = torch.empty(0, dtype=torch.int64, device="cpu")  # of the images, ascending
+        self._given = 1  # images in the largest batch of the loader
         self._batch = SMALLEST_BATCH
+        self._limited = False  # whether no batch may be larger than the loader's
 
     def add(self, hashes: Tensor, batch: Tensor | Inputs) -> None:
         """Keep images of a batch if their hashes `(batch,)` are small enough. Copies of an image are kept once."""
         inputs = Inputs.of(batch)
-        self._batch = max(self._batch, len(inputs))
+        self._given = max(self._given, len(inputs))
+        self._batch = max(self._batch, self._given)
         self._most = min(self._most, max(MIN_DECISION_IMAGES, BYTES // max(1, largest_image(inputs))))
         known = set(self.hashes.tolist())
         largest = self.hashes[-1] if len(self.hashes) >= self._most else None
@@ -59,16 +62,30 @@ class ImageSample:
         Both halves begin at an even rank: a gate that is fitted to every other image leaves half of each.
         """
         half = len(self) // 4 * 2
-        parts = ImageSample(), ImageSample()
-        for part, kept in zip(parts, (slice(half), slice(half, None)), strict=True):
-            part.hashes, part._images, part._batch = self.hashes[kept], self._images[kept], self._batch
-        return parts
+        return self.part(range(half)), self.part(range(half, len(self)))
+
+    def part(self, which: Sequence[int], *, limited: bool = False) -> ImageSample:
+        """Sample of some of the images, by number. If `limited`, no batch is larger than the loader's."""
+        part = ImageSample()
+        part.hashes, part._images = self.hashes[list(which)], [self._images[k] for k in which]
+        part._given, part._limited = self._given, limited or self._limited
+        part._batch = part._given if part._limited else self._batch
+        return part
+
+    def without_flat_images(self, scales: Scales) -> ImageSample:
+        """Sample of the images that show something: a picture of one colour has no detail that could be lost."""
+        return self.part([k for k, image in enumerate(self._images) if not is_flat(image, scales)])
+
+    @property
+    def has_larger_batches(self) -> bool:
+        """Whether images are collected to larger batches than the loader's."""
+        return self._batch > self._given
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Inputs]:
         """Numbers and inputs of up to `count` random images, which can go into one batch."""
         order = torch.randperm(len(self), generator=generator, device="cpu").tolist()
         kind = self._kinds[order[0]]
-        some = [k for k in order if self._kinds[k] == kind][:count]
+        some = [k for k in order if self._kinds[k] == kind][: min(count, self._batch) if self._limited else count]
         return torch.tensor(some, device="cpu"), together([self._images[k] for k in some])
 
     @functools.cached_property

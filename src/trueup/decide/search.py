@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -25,12 +26,12 @@ from trueup.decide.contest import LEVEL_WEIGHTS, PERTURBATIONS_PER_IMAGE, Contes
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all, scales_of
 from trueup.decide.progress import Progress
-from trueup.decide.sample import MIN_DECISION_IMAGES, ImageSample
+from trueup.decide.reasons import answers_alike, min_images, too_few_images
+from trueup.decide.sample import ImageSample
 from trueup.decide.tune import IMAGES_PER_PERTURBATION, PERTURBATIONS_PER_STEP, START, STEPS, tuned_weights
 from trueup.graph import Inputs, Probe, Select, Site, Trace, device_of
 from trueup.rules import Evidence
 from trueup.rules.evidence import NUISANCE_FLOOR
-from trueup.rules.limits import images_needed
 from trueup.targets import Decision, Targets, Trial
 from trueup.targets.norm import mean_weights
 
@@ -96,11 +97,20 @@ def decide(
     if (reason := next((found for found in reasons if found is not None), None)) is not None:
         return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
     device = device_of(traced.model)
+    if any(gathered(_refuses_larger_batches(traced.model, sample, device))):
+        sample = sample.part(range(len(sample)), limited=True)
+    scales = scales_of(lambda: (inputs for _, inputs in sample.batches()), device)
+    kept = sample.without_flat_images(scales)
+    if flat := sum(gathered(len(sample) - len(kept))):
+        warnings.warn(f"calibrate: {flat} images are of one colour and were left out of the decision", stacklevel=3)
+        sample = kept
+        if reason := too_few_images(sum(gathered(len(sample))), max_changed):
+            return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
+        scales = scales_of(lambda: (inputs for _, inputs in sample.batches()), device)
     tuning, trying = sample.split()
-    may_tune = all(sum(gathered(len(half))) >= _min_images(max_changed) for half in (tuning, trying))
+    may_tune = all(sum(gathered(len(half))) >= min_images(max_changed) for half in (tuning, trying))
     tuning, trying = (tuning, trying) if may_tune else (sample, sample)
     batches = list(trying.batches())
-    scales = scales_of(lambda: (inputs for _, inputs in sample.batches()), device)
     error: Exception | None = None
     own: list[Tensor] = []
     try:
@@ -109,6 +119,8 @@ def decide(
         error = found
     if failed := next((str(found) for found in gathered(error) if found is not None), None):
         return replace(targets, decision=Decision(max_changed=max_changed, note=failed))
+    if reason := answers_alike(own):
+        return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
     targets = _with_drift(traced, targets, tuning.batches(), scales, device)
     levels = (MILD, _strong_level(traced.model, batches, own, scales, answer, device))
     candidates = 1 + len(TUNED_CANDIDATES if may_tune else CANDIDATES)
@@ -245,24 +257,23 @@ def _applies(rule: Evidence, traced: Trace, targets: Targets, select: Select | N
     return reads and bool(corrected_by(rule, traced.sites, targets, select))
 
 
-def _min_images(max_changed: float) -> int:
-    """Number of images that it takes to show that a setting is safe."""
-    return max(MIN_DECISION_IMAGES, images_needed(max_changed))
-
-
 def _reason_to_skip(
     traced: Trace, targets: Targets, sample: ImageSample, select: Select | None, max_changed: float
 ) -> str | None:
     """The reason to try nothing, or None."""
     if not targets.norms or not any(_applies(rule, traced, targets, select) for rule in CANDIDATES):
         return "it has no norm that could be corrected, or `select` left them out; trueup.Correction() needs no norms"
-    images = sum(gathered(len(sample)))
-    if images < MIN_DECISION_IMAGES:
-        return (
-            f"{images} different images are too few to show that a setting is safe; give {MIN_DECISION_IMAGES} or more"
-        )
-    if images < (fewest := images_needed(max_changed)):
-        return (
-            f"{images} different images cannot show that at most {max_changed:.2%} of the answers change; give {fewest}"
-        )
-    return sample.reason_against
+    return too_few_images(sum(gathered(len(sample))), max_changed) or sample.reason_against
+
+
+def _refuses_larger_batches(model: nn.Module, sample: ImageSample, device: torch.device | None) -> bool:
+    """Whether a model fails on batches that are larger than the loader's, as some take one image at a time."""
+    if not (len(sample) and sample.has_larger_batches):
+        return False
+    _, inputs = next(iter(sample.batches()))
+    try:
+        with torch.inference_mode():
+            inputs.to(device).run(model)
+    except (RuntimeError, ValueError, AssertionError):
+        return True
+    return False

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup import kernels
-from trueup._answers import Answer, comparable, divergence, most_likely, relative_change
+from trueup._answers import Answer, comparable, divergence, most_likely, relative_changes
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, largest_image, perturb_all, together
 from trueup.decide.sample import ImageSample
@@ -32,6 +32,7 @@ STEPS = 30
 RATE = 0.2  # Adam's rate for the logarithms of the weights; it falls to zero along a cosine
 PERTURBATIONS_PER_STEP = 3  # at each level, a batch is divided into this many groups, with one perturbation each
 IMAGES_PER_PERTURBATION = 8  # at most this many images per group; fewer if they are large
+HALF_SCALE = 4096.0  # of the loss of float16 models, whose small derivatives would otherwise be rounded to zero
 BATCH_BYTES = 1 << 24  # at most this many bytes of images per training pass, which keeps all activations of a batch
 
 
@@ -112,6 +113,7 @@ def _learn(
     device = device_of(model)
     draw = torch.Generator().manual_seed(0)
     learned = [part for module in placed for part in (module.common, module.own)]
+    scale = HALF_SCALE if any(p.dtype == torch.float16 for p in model.parameters()) else 1.0
     optimiser = torch.optim.Adam(learned, lr=RATE, betas=(0.9, 0.95))
     for step in range(STEPS):
         optimiser.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * step / STEPS)) / 2
@@ -129,12 +131,12 @@ def _learn(
             if answer is most_likely:
                 distance = divergence(clean_answers, answers)
             else:
-                distance = relative_change(clean_answers, answers, len(numbers))
-            loss = share * distance.mean()
+                distance = relative_changes(clean_answers, answers, len(numbers), answer).mean(dim=0)
+            loss = scale * share * distance.mean()
             found = torch.autograd.grad(loss, learned, allow_unused=True)
             for part, gradient in zip(learned, found, strict=True):
                 if gradient is not None:
-                    gradient = torch.nan_to_num(gradient, posinf=0.0, neginf=0.0)
+                    gradient = torch.nan_to_num(gradient / scale, posinf=0.0, neginf=0.0)
                     part.grad = gradient if part.grad is None else part.grad + gradient
             report(len(numbers))
         optimiser.step()
