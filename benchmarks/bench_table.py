@@ -41,6 +41,7 @@ IN_README = (
     "resnet20-gn-mnist",
 )
 FORMER = "evidence"
+ALL_SHIFTS = "shifts"  # the rows of their mean in other_shifts.csv
 STRONG = "evidence:budget=1.0,strength=0.25,base=0.0,nuisance=True"
 
 
@@ -66,6 +67,7 @@ def documents() -> dict[Path, dict[str, str]]:
         ROOT / "docs" / "bench.md": {
             "others": others_table(rows),
             "rivals": rivals_table(read_table(ROOT / "results" / "bench_rivals.csv", BenchRow)),
+            "shifts": shifts_table(read_table(ROOT / "results" / "other_shifts.csv", BenchRow)),
         },
     }
 
@@ -116,6 +118,28 @@ def rivals_table(rows: Sequence[BenchRow]) -> str:
     for row in sorted(corrupted, key=lambda row: -row.gain):
         clean = [r for r in rows if r.corruption == "identity" and r.method == row.method]
         lines.append(f"| `{row.method}` | {row.needs} | {row.images} | {_mean(clean)} | {_mean([row])} |")
+    return "\n".join(lines) + "\n"
+
+
+def shifts_table(rows: Sequence[BenchRow]) -> str:
+    """The default under other shifts: the mean over all of them, and the shifts with the smallest and largest gain."""
+    lines = ["| model | as trained | the default | best BN mixing | least gain | largest gain |", "|---" * 6 + "|"]
+    for model, name in NAMES.items():
+        mine = [row for row in rows if row.model == model]
+        whole = {row.method: row for row in mine if row.corruption == ALL_SHIFTS}
+        if "default" not in whole:
+            continue
+        each = [r for r in mine if r.method == "default" and r.corruption != ALL_SHIFTS]
+        ends = [f"{row.corruption.replace('_', ' ')} {_mean([row])}" for row in sorted(each, key=lambda row: row.gain)]
+        mixing = [
+            f"{_gain([row])} (N = {method.partition('=')[2] or 8})"
+            for method, row in whole.items()
+            if method.startswith("bn-mix")
+        ]
+        own = whole["default"]
+        before = own.score - own.gain
+        cells = f"{before:.1f} | **{_gain([own])}** | {''.join(mixing) or '-'} | {ends[0]} | {ends[-1]}"
+        lines.append(f"| {name} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
