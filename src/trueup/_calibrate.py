@@ -141,7 +141,7 @@ def calibrate(
         sums.add(probe(inputs, measure_site), hashes)
         if decide:
             sample.add(hashes(), inputs)
-    if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
+    if (targets := _merged(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
     groups = (targets.activations, targets.norms, targets.gate)
     for name, total in ((name, target.total) for group in groups for name, target in group.items()):
@@ -183,7 +183,7 @@ def _progress(shown: bool | None) -> Callable[[int, int], None]:
     return show
 
 
-def _sum(parts: Iterable[Targets]) -> Targets | None:
+def _merged(parts: Iterable[Targets]) -> Targets | None:
     parts = iter(parts)
     first = next(parts, None)
     return None if first is None else functools.reduce(operator.add, parts, first)
