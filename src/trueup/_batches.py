@@ -96,10 +96,7 @@ def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform |
     signature = inspect.signature(inner.forward)
     if transform is not None:
         batch = transform(batch)
-        if isinstance(batch, Mapping):
-            inputs = Inputs((), dict(batch))
-        else:
-            inputs = Inputs(batch if isinstance(batch, tuple) else (batch,))
+        inputs = Inputs.of_example(batch)
     elif isinstance(batch, Mapping):
         inputs = _by_name(batch, number, inner, signature)
     elif isinstance(batch, tuple | list) and batch and (signals or not is_list_of_images(batch)):
