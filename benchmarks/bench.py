@@ -308,7 +308,7 @@ def read(name: str, root: Path, count: int) -> Data:
 
 
 def shuffled(images: Images) -> Images:
-    """The same images in a fixed random order."""
+    """Return the images in a fixed random order."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return Images(images.images[order], images.labels[order])
 

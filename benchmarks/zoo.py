@@ -72,7 +72,7 @@ def jobs_of(options: argparse.Namespace, rows: list[dict[str, Any]], now: str) -
 
 
 def main() -> None:
-    """Run."""
+    """Run the trials that the command line asks for, and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--source",

@@ -173,7 +173,7 @@ def compiles(module: nn.Module, inputs: Inputs) -> None:
 
 
 def exports(module: nn.Module, inputs: Inputs) -> None:
-    """Export."""
+    """Export the module."""
     torch.export.export(module, inputs.args, dict(inputs.kwargs))
 
 

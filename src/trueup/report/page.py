@@ -110,7 +110,7 @@ def _drift_sentence(some: SetFindings, seen: Snapshot, deviating: Mapping[str, f
 
 
 def _preprocessing_advice(some: SetFindings) -> str:
-    """What to check first where nearly all images are as unusual as can be before anything is corrected."""
+    """Advice to check the preprocessing, if nearly all images are as unusual as can be before any correction."""
     if some.farthest < NEARLY_ALL * some.images:
         return ""
     return (

@@ -118,7 +118,7 @@ class NormTarget:
         return evidence.statistics(moments, floor.to(a.device))
 
     def to(self, device: torch.device | None) -> NormTarget:
-        """The same target on another device."""
+        """Copy of the target on another device."""
         drift, weights, settled = (
             None if part is None else part.to(device) for part in (self.drift, self.weights, self.settled)
         )

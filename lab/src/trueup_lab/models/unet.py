@@ -16,9 +16,9 @@ class UNet(nn.Module):
     sees most of the picture. About 70,000 parameters.
     """
 
-    def __init__(self, classes: int = 8, channels: int = 3, widths: tuple[int, int, int] = WIDTHS) -> None:
+    def __init__(self, classes: int = 8, channels: int = 3) -> None:
         super().__init__()
-        half, quarter, eighth = widths
+        half, quarter, eighth = WIDTHS
         self.level1 = nn.Sequential(ConvolutionBlock(channels, half, stride=2), ConvolutionBlock(half, half))
         self.level2 = nn.Sequential(ConvolutionBlock(half, quarter, stride=2), ConvolutionBlock(quarter, quarter))
         self.level3 = nn.Sequential(

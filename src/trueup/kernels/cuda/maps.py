@@ -75,7 +75,7 @@ def realign(
 
 
 def moments(x: Tensor, bands: bool) -> Tensor | None:
-    """As `plain.moments`, for float32, bfloat16 or float16 `(batch, channels, ...)`; None as for `realign`."""
+    """As `plain.moments`, for float32, bfloat16 or float16 `(batch, channels, ...)`; None if this pass is skipped."""
     return measure_maps(_in_order(x), bands)
 
 

@@ -35,7 +35,7 @@ _SIZES = ["units", "n", "blocks"]
 
 
 def realign_after_layer_norm(x: Tensor, reference: Tensor, gate: Tensor | None, norm: LayerNorm) -> Tensor | None:
-    """As `maps.realign` of norm(x), for contiguous `x` with its channels in the last dimension; None as there.
+    """As `maps.realign` of norm(x), for contiguous `x` whose channels lie last; None if this pass skips the rule.
 
     The norm's output is rounded to the dtype of `x`, as by torch.
     """
