@@ -40,7 +40,7 @@ WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
         "early start": {"starts_early": lambda *_: False},
         "slices of tables": {"SLICES": {True: 4, False: 4}},
         "four ways of search": {"WAYS": 2},
-        "limits on registers": {"WHOLE_REGISTERS": None, "COUNT_REGISTERS": None, "MAP_REGISTERS": None},
+        "limits on registers": {"WHOLE_REGISTERS": None, "MAP_REGISTERS": None},
         "one kernel for short rows": {"WHOLE": 0},
         "nothing, again": {},
     },

@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 import torch
 
+from trueup.decide import reasons
 from trueup_lab.data.root import data_root
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no fault
@@ -25,6 +26,14 @@ def data_path():
         return path
 
     return find
+
+
+@pytest.fixture(scope="module")
+def one_answer_is_enough():
+    """Networks that were not trained answer all images alike, for which calibration would leave them alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reasons, "MOST_ALIKE", 1.0)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images
-from trueup.decide import reasons
 from trueup.decide.perturb import Scale, perturb
 from trueup.decide.pictures import kind_of, largest_image, perturb_all, reason_against, scales_of, together
 from trueup.graph import Inputs
+
+pytestmark = pytest.mark.usefixtures("one_answer_is_enough")
 
 
 class Net(nn.Module):
@@ -33,14 +34,6 @@ class Net(nn.Module):
 
 def photographs(count: int) -> Tensor:
     return images(count, 12) * torch.linspace(0.5, 2, count)[:, None, None, None]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_answer_is_enough():
-    """Networks that were not trained answer alike, and calibration would decline."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reasons, "MOST_ALIKE", 1.0)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -340,6 +340,7 @@ class TestPortable:
         assert torch.nn.functional.cosine_similarity(small.flatten(), large.flatten(), dim=0) > 0.9
 
     @pytest.mark.parametrize("size", [(48, 40), (24, 24), (64, 17)], ids=str)
+    @pytest.mark.usefixtures("one_answer_is_enough")
     @pytest.mark.filterwarnings("ignore:calibrate. The model is left as it is")
     def test_evidence_at_another_size_is_close_to_a_calibration_at_that_size(self, size):
         """Textures with as much detail per pixel at any size; shifted, so that there is something to correct."""

@@ -114,7 +114,7 @@ def test_a_small_file_keeps_fewer_images_to_a_byte_per_number(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def decided():
+def decided(one_answer_is_enough):
     """Targets of more images than a small file keeps, with a rule that changes something."""
     model = make("resnet")
     targets = trueup.calibrate(model, images(240).split(60))

@@ -381,6 +381,6 @@ def test_an_unknown_data_set_is_one_line(call):
 def test_the_terminal_breaks_the_lines_of_help(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert "--iterations and --location), and with evidence" in words(call("demo", "--help"))
-    lines = [line for line in call("demo", "--help").output.splitlines() if "Compares three networks" in line]
+    lines = [line for line in call("demo", "--help").output.splitlines() if "compares three networks" in line]
     assert len(lines) == 1
     assert len(lines[0].rstrip()) > 150

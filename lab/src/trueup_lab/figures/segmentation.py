@@ -152,13 +152,8 @@ def calibration_table(rows: Sequence[SummaryRow]) -> str:
         by = {row.group: row for row in rows if (row.set_aside, row.method, row.kind) == (aside, "default", "all")}
         if {"clean", "fifteen"} <= by.keys():
             clean = by["clean"]
-            what = (
-                f"every {aside}rd test image"
-                if aside == 3
-                else f"one test image in {aside}"
-                if aside
-                else "training images"
-            )
+            nth = {2: "2nd", 3: "3rd"}.get(aside, f"{aside}th")
+            what = f"every {nth} test image" if aside else "training images"
             lines.append(
                 f"| {clean.calibrated}: {what} | {clean.images} clean images, {by['fifteen'].images} in each of "
                 f"{by['fifteen'].sets} sets | {_gain(clean)} | {_gain(by['fifteen'])} | `{clean.rule}` |"

@@ -46,7 +46,7 @@ PROGRAMS_PER_PROCESSOR = 8
 SLICES = {True: 16, False: 4}  # programs that make a row's table: if there are few rows, and otherwise
 WAYS = 4  # per step of the search in a target's levels (`read_curve`), if several programs make a row's table
 # Registers per thread, at most: fewer allow more threads, more allow each thread more loads in flight.
-WHOLE_REGISTERS, COUNT_REGISTERS, MAP_REGISTERS = 96, 64, 48
+WHOLE_REGISTERS, MAP_REGISTERS = 96, 48
 
 
 def transport_rows(
@@ -153,7 +153,7 @@ def _plan(
         bins,
         shared,
         Launch(_transport_whole, (rows, 1, 1), (*passes, *rule, 2, bits), maxnreg=WHOLE_REGISTERS, **options),
-        Launch(_count_parts, (parts, rows, 1), passes, maxnreg=COUNT_REGISTERS, **options),
+        Launch(_count_parts, (parts, rows, 1), passes, **options),
         Launch(
             _make_tables,
             (slices, rows, 1),
