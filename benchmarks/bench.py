@@ -30,8 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from of_models import CHOSEN_ON
-from trueup_lab.data.corruptions import corrupt
+from trueup_lab.data.corruptions import CHOSEN_ON, REPORTED_ON, corrupt
 from trueup_lab.data.imagenet import ImageFolder
 from trueup_lab.data.images import Images, Normalisation
 from trueup_lab.data.sets import SETS
@@ -41,10 +40,6 @@ from trueup_lab.evaluation.methods import Calibrating, Default, Mixed, Uncorrect
 from trueup_lab.experiments.specs import PAPERS
 from trueup_lab.tables import append_rows, number, read_table, start_table, write_table
 
-FIFTEEN = (
-    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-)
 MNIST_C = (
     *("shot_noise", "impulse_noise", "glass_blur", "motion_blur", "shear", "scale", "rotate", "brightness"),
     *("translate", "stripe", "fog", "spatter", "dotted_line", "zigzag", "canny_edges"),
@@ -125,7 +120,7 @@ def main() -> None:
     rows = Rows(asked, data, entries)
     start_table(asked.out, BenchRow)
     forget(asked.out, {(asked.set, e.name, e.seed, method.name) for e in entries for method, _ in e.methods})
-    names = MNIST_C if asked.set == "mnist" else (*CHOSEN_ON, *FIFTEEN)
+    names = MNIST_C if asked.set == "mnist" else (*CHOSEN_ON, *REPORTED_ON)
     levels: tuple[int | None, ...] = (None,) if asked.set == "mnist" else (1, 2, 3, 4, 5)
     rows.measure("identity", 0, data.test[: asked.clean])
     append_rows(asked.out, rows.take())
@@ -135,7 +130,7 @@ def main() -> None:
             rows.measure(corruption, severity or 0, made)
         append_rows(asked.out, rows.take())
         say(corruption)
-    groups = {"fifteen": MNIST_C if asked.set == "mnist" else FIFTEEN, "four": CHOSEN_ON}
+    groups = {"fifteen": MNIST_C if asked.set == "mnist" else REPORTED_ON, "four": CHOSEN_ON}
     for group, members in groups.items():
         if group == "fifteen" or asked.set != "mnist":
             append_rows(asked.out, rows.means(group, members))
@@ -313,7 +308,7 @@ def read(name: str, root: Path, count: int) -> Data:
 
 
 def shuffled(images: Images) -> Images:
-    """The same images in a fixed random order."""
+    """Return the images in a fixed random order."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return Images(images.images[order], images.labels[order])
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from of_models import CHOSEN_ON, options
+from of_models import options
+from trueup_lab.data.corruptions import CHOSEN_ON
 from trueup_lab.evaluation import Benchmark, Case, Method, Realign, Subject, Uncorrected, read_subjects
 from trueup_lab.evaluation.calibration import targets_of
 from trueup_lab.evaluation.precision import measured_precision

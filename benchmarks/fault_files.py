@@ -51,7 +51,7 @@ class Kept:
     read: Callable[[Path], object]
 
 
-def damaged(kept: Kept, path: Path, content: bytes, chance: random.Random, wanted: object) -> str:
+def damage_and_read(kept: Kept, path: Path, content: bytes, chance: random.Random, wanted: object) -> str:
     """Damage a file, and read it."""
     path.write_bytes(mutate(content, chance))
     try:

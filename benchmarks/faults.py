@@ -38,7 +38,7 @@ import torch
 
 import trueup
 from fault_commands import EVALUATE, EXPORT, GET, MAKES, MODEL, TRAIN, evaluate_task, make_task, serve, train_task
-from fault_files import damaged, kept_files
+from fault_files import damage_and_read, kept_files
 from fault_trials import KINDS, Bench, full_disk, killed_often, killed_then, two_at_once, two_at_once_without_repair
 from trueup_lab.data import digits
 from trueup_lab.data.images import NORMALISATION, Images
@@ -133,7 +133,9 @@ def main(arguments: list[str] | None = None) -> list[FaultRow]:
                 folder = Path(tempfile.mkdtemp(dir=scratch))
                 path = kept.write(folder)
                 content, wanted = path.read_bytes(), kept.read(path)
-                count = Counter(damaged(kept, path, content, bench.chance, wanted) for _ in range(options.mutations))
+                count = Counter(
+                    damage_and_read(kept, path, content, bench.chance, wanted) for _ in range(options.mutations)
+                )
                 rows.append(_row("damaged file", kept.name, count))
     print(f"\nseed {options.seed}")
     print(table(rows))

@@ -1,4 +1,4 @@
-"""Corruptions and command-line options that the benchmarks of trained models share."""
+"""Command-line options that the benchmarks of trained models share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 import torch
 
 from trueup_lab.cli.train import parse_seeds
-
-CHOSEN_ON = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""The corruptions on which constants are chosen. No table averages over them."""
 
 
 def options(document: str | None, out: str) -> argparse.ArgumentParser:

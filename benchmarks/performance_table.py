@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trueup_lab.performance import CASES, TimingRow, read_timings
-from trueup_lab.performance.architectures import ARCHITECTURES
+from trueup_lab.performance.architectures import TIMED_NETWORKS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -66,7 +66,7 @@ def architectures(rows: Sequence[TimingRow], ways: Mapping[str, str]) -> str:
     lines = [f"| | {' | '.join(ways)} |", f"|---{'|---' * len(ways)}|"]
     bounds = [_bound(suffix) for suffix in ways.values()]
     lines.append(f"| *to reach* | {' | '.join(bounds)} |")
-    for architecture in ARCHITECTURES:
+    for architecture in TIMED_NETWORKS:
         cells = [_ratio(rows, architecture.name + suffix, "evidence, no gate") for suffix in ways.values()]
         if any(cell != "-" for cell in cells):
             lines.append(f"| {architecture.name} | {' | '.join(cells)} |")
@@ -80,7 +80,7 @@ def first_answers(rows: Sequence[TimingRow]) -> str:
         "|---|---|---|---|---|",
         "| *to reach* | 1 s | 4 s | 0.5 s | |",
     ]
-    for architecture in ARCHITECTURES:
+    for architecture in TIMED_NETWORKS:
         found = {row.what: row for row in rows if row.case == f"{architecture.name}: first answer"}
         if found:
             times = [_cell(found.get(what), " s") for what in ("correct", *_FIRST)]
@@ -136,7 +136,7 @@ def _bold(text: str, *, missed: bool) -> str:
 
 def _bound(suffix: str) -> str:
     """The aim of a column, from its cases: there may be no rows yet."""
-    (bound,) = {_REACH[name] for each in ARCHITECTURES if (name := each.name + suffix) in _REACH}
+    (bound,) = {_REACH[name] for each in TIMED_NETWORKS if (name := each.name + suffix) in _REACH}
     return f"{bound:g}"
 
 

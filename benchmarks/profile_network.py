@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trueup_lab.performance.architectures import ARCHITECTURES, Architecture
+from trueup_lab.performance.architectures import TIMED_NETWORKS, TimedNetwork
 from trueup_lab.performance.networks import EVIDENCE, NetworkCase, precision
 
 PASSES = 5
@@ -71,7 +71,7 @@ def profile(network: NetworkCase, device: torch.device) -> Iterator[Row]:
 def main() -> None:
     """Profile the architectures whose names contain one of the given words."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=[a.name for a in ARCHITECTURES])
+    parser.add_argument("names", nargs="*", default=[a.name for a in TIMED_NETWORKS])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--precision", choices=PRECISIONS, default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("profile.csv"))
@@ -81,7 +81,7 @@ def main() -> None:
         writer = csv.writer(file)
         if new:
             writer.writerow(["architecture", "batch", "precision", "network", "kernel", "launches", "microseconds"])
-        for architecture in ARCHITECTURES:
+        for architecture in TIMED_NETWORKS:
             if any(name.lower() in architecture.name.lower() for name in given.names):
                 network = _network(architecture, given.batch, given.precision)
                 for name, kernel, launches, microseconds in profile(network, torch.device("cuda")):
@@ -90,7 +90,7 @@ def main() -> None:
                     file.flush()
 
 
-def _network(architecture: Architecture, batch: int, precision: str) -> NetworkCase:
+def _network(architecture: TimedNetwork, batch: int, precision: str) -> NetworkCase:
     rules = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
     options = PRECISIONS[precision]
     return NetworkCase(architecture, batch, channels_last=architecture.convolutional, rules=rules, **options)

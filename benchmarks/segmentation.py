@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 import trueup
+from trueup_lab.data.corruptions import CHOSEN_ON, REPORTED_ON
 from trueup_lab.data.root import data_root
 from trueup_lab.devices import device_name
 from trueup_lab.evaluation import EvaluationProgress, Plan, SegmentationRow, evaluate, parse_method, read_subjects
 from trueup_lab.evaluation.methods import Default, Network
-from trueup_lab.experiments.segmentation import BATCH, FIFTEEN, FOUR, METHODS, publish
+from trueup_lab.experiments.segmentation import BATCH, METHODS, publish
 from trueup_lab.performance.rows import TimingRow, measured_on, write_timings
 from trueup_lab.performance.timing import captured, side_by_side
 from trueup_lab.tables import read_table, write_table
@@ -69,9 +70,9 @@ def main() -> None:
     if asked.threads:
         torch.set_num_threads(asked.threads)
     if asked.document:
-        from trueup_lab.figures.segmentation import document
+        from trueup_lab.figures.segmentation import rewrite_page
 
-        document(ROOT)
+        rewrite_page(ROOT)
     elif asked.timing:
         timing(asked)
     else:
@@ -87,7 +88,7 @@ def measure(asked: argparse.Namespace) -> None:
     plan = Plan(methods, only=("identity",), batch=BATCH, images=asked.clean, set_aside=asked.set_aside)
     corrupted = replace(
         plan,
-        only=tuple(name for name in (*FOUR, *FIFTEEN) if name not in asked.without),
+        only=tuple(name for name in (*CHOSEN_ON, *REPORTED_ON) if name not in asked.without),
         images=asked.images,
         severities=tuple(asked.severity or range(1, 6)),
     )

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 import trueup
 from bench import CALIBRATED, Data, answers, corrupt_set, error_of, read, subjects
-from of_models import CHOSEN_ON
 from trueup._answers import relative_changes
+from trueup_lab.data.corruptions import CHOSEN_ON
 from trueup_lab.devices import device_name
 from trueup_lab.tables import number, read_table, start_table, write_table
 

@@ -29,7 +29,7 @@ from typing import Any
 from zoo_models import SOURCES
 from zoo_table import DOCUMENT, RESULTS, document, read, write
 from zoo_trial import versions
-from zoo_workers import Job, run
+from zoo_workers import ZooJob, run
 
 SAMPLE = {"timm": 14, "torchvision": 6, "transformers": 37}  # models that are compiled and exported
 UNKNOWN = 1000.0  # seconds; a model that was never tried comes after all others
@@ -41,7 +41,7 @@ def relevant(text: str, source: str) -> dict[str, str]:
     return {key: known.get(key, "") for key in ("trueup", "torch", source)}
 
 
-def jobs_of(options: argparse.Namespace, rows: list[dict[str, Any]], now: str) -> list[Job]:
+def jobs_of(options: argparse.Namespace, rows: list[dict[str, Any]], now: str) -> list[ZooJob]:
     """Trials to run: quick models first, compiling last."""
     there = {(row["source"], row["model"]): row for row in rows}
     before = {(row["source"], row["model"]): float(row["seconds"] or UNKNOWN) for row in read(RESULTS)}
@@ -60,19 +60,19 @@ def jobs_of(options: argparse.Namespace, rows: list[dict[str, Any]], now: str) -
             same = row is not None and (options.missing or relevant(row["versions"], source) == relevant(now, source))
             if not same or (options.again and row and row["error"]):
                 row = None
-                trials.append(Job(source, case.family, case.model))
+                trials.append(ZooJob(source, case.family, case.model))
             sampled = {"all": True, "none": False}.get(options.compile, number % every == 0)
             if sampled and not (row and row["compiles"]):
-                samples.append(Job(source, case.family, case.model, portability=True))
+                samples.append(ZooJob(source, case.family, case.model, portability=True))
 
-    def expected(job: Job) -> float:
+    def expected(job: ZooJob) -> float:
         return before.get((job.source, job.model), UNKNOWN)
 
     return [*sorted(trials, key=expected), *sorted(samples, key=expected)]
 
 
 def main() -> None:
-    """Run."""
+    """Run the trials that the command line asks for, and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--source",

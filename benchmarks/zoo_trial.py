@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import trueup
 from trueup.graph import Inputs, is_list_of_images, tensors_in
-from zoo_models import Case
+from zoo_models import ZooCase
 
 COLUMNS = [
     *("source", "family", "model", "versions", "input", "parameters", "traced", "why"),
@@ -25,7 +25,7 @@ LARGEST = 500_000_000  # parameters
 EVIDENCE = trueup.Evidence(budget=1.0, strength=0.05)
 
 
-def measure(case: Case, *, device: str = "cpu") -> dict[str, Any]:
+def measure(case: ZooCase, *, device: str = "cpu") -> dict[str, Any]:
     """Calibrate a model, correct it by both rules, and check the promises on the corrected modules."""
     row: dict[str, Any] = {"source": case.source, "family": case.family, "model": case.model, "error": ""}
     start = time.perf_counter()
@@ -59,7 +59,7 @@ def measure(case: Case, *, device: str = "cpu") -> dict[str, Any]:
     return row
 
 
-def portability(case: Case, *, device: str = "cpu") -> dict[str, Any]:
+def portability(case: ZooCase, *, device: str = "cpu") -> dict[str, Any]:
     """Whether the corrected module compiles as one graph and exports where the model does."""
     row: dict[str, Any] = {"source": case.source, "family": case.family, "model": case.model}
     try:
@@ -79,7 +79,7 @@ def in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
-def _built(case: Case, device: str, row: dict[str, Any]) -> tuple[nn.Module, Inputs]:
+def _built(case: ZooCase, device: str, row: dict[str, Any]) -> tuple[nn.Module, Inputs]:
     torch.manual_seed(0)
     model, inputs, row["input"] = case.make()
     row["parameters"] = sum(p.numel() for p in model.parameters())
@@ -173,7 +173,7 @@ def compiles(module: nn.Module, inputs: Inputs) -> None:
 
 
 def exports(module: nn.Module, inputs: Inputs) -> None:
-    """Export."""
+    """Export the module."""
     torch.export.export(module, inputs.args, dict(inputs.kwargs))
 
 

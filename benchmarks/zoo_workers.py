@@ -26,7 +26,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBL
 
 
 @dataclass(frozen=True)
-class Job:
+class ZooJob:
     """A trial: of a model's promises, or of whether it compiles and exports."""
 
     source: str
@@ -41,14 +41,14 @@ class Worker:
 
     process: Any
     pipe: Connection
-    job: Job | None = None
+    job: ZooJob | None = None
     since: float = field(default_factory=time.monotonic)
     started: bool = False  # has taken its first job
 
 
 def run(
-    jobs: list[Job], *, processes: int, limit: int, end: float, device: str
-) -> Iterator[tuple[Job, dict[str, Any]]]:
+    jobs: list[ZooJob], *, processes: int, limit: int, end: float, device: str
+) -> Iterator[tuple[ZooJob, dict[str, Any]]]:
     """Yield each job and its row as it is done, until `end` of `time.monotonic`."""
     for name in ONE_THREAD:
         os.environ[name] = "1"
@@ -96,7 +96,7 @@ def _started(device: str, sources: list[str]) -> Worker:
     return Worker(process, ours)
 
 
-def _failed(job: Job, error: str) -> dict[str, Any]:
+def _failed(job: ZooJob, error: str) -> dict[str, Any]:
     known = {"source": job.source, "family": job.family, "model": job.model, "ended": True}
     return known if job.portability else known | {"error": error, "seconds": ""}
 
@@ -111,7 +111,7 @@ def _work(pipe: Connection, device: str, sources: list[str]) -> None:
     cases = {(case.source, case.model): case for source in sources for case in SOURCES[source]()}
     while True:
         try:
-            job: Job = pipe.recv()
+            job: ZooJob = pipe.recv()
         except EOFError:
             return
         pipe.send((portability if job.portability else measure)(cases[job.source, job.model], device=device))

@@ -123,9 +123,9 @@ def test_what_a_setting_switches_off(rule, changes, gated):
 
 @pytest.mark.parametrize(("norms", "left"), [(1, 0), (7, 0), (8, 1), (22, 1), (23, 2), (53, 4)])
 def test_by_default_the_last_fifteenth_of_the_norms_is_left(norms, left):
-    assert Evidence()._corrected(norms) == norms - left
-    assert Evidence(depth=1)._corrected(norms) == norms
-    assert Evidence(depth=0)._corrected(norms) == 0
+    assert Evidence()._count_corrected(norms) == norms - left
+    assert Evidence(depth=1)._count_corrected(norms) == norms
+    assert Evidence(depth=0)._count_corrected(norms) == 0
 
 
 @pytest.mark.parametrize(

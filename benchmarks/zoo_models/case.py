@@ -14,7 +14,7 @@ BATCH = 3
 
 
 @dataclass(frozen=True)
-class Case:
+class ZooCase:
     """One model to try. `make` returns the model, a batch of its inputs, and what the inputs are in words."""
 
     source: str

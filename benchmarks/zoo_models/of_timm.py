@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from trueup.graph import Inputs
-from zoo_models.case import Case, images
+from zoo_models.case import ZooCase, images
 
 # Small before large, by the words that names use.
 SIZES = (
@@ -80,7 +80,7 @@ POPULAR = [
 ]
 
 
-def timm_cases() -> Iterator[Case]:
+def timm_cases() -> Iterator[ZooCase]:
     """One small model of each of timm's modules, and popular ones."""
     timm = import_timm()
     sizes = SIZES.split()
@@ -104,10 +104,10 @@ def timm_cases() -> Iterator[Case]:
         if names := [name for name in timm.list_models(module=module) if not name.startswith("test_")]:
             name, size, options = SMALLER.get(module, (min(names, key=rank), None, {}))
             seen.add(name)
-            yield Case("timm", module, name, make(name, size, options))
+            yield ZooCase("timm", module, name, make(name, size, options))
     for name in POPULAR:
         if name not in seen and timm.is_model(name):
-            yield Case("timm", "popular", name, make(name, None, {}))
+            yield ZooCase("timm", "popular", name, make(name, None, {}))
 
 
 def import_timm() -> Any:

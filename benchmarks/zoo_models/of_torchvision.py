@@ -8,19 +8,19 @@ from typing import Any
 from torch import nn
 
 from trueup.graph import Inputs
-from zoo_models.case import BATCH, Case, images, noise, pictures
+from zoo_models.case import BATCH, ZooCase, images, noise, pictures
 
 
-def torchvision_cases() -> Iterator[Case]:
+def torchvision_cases() -> Iterator[ZooCase]:
     """One model of each of torchvision's classification families, and its models of other tasks."""
     from torchvision import models
 
-    def case(family: str, name: str, inputs: Callable[[], Inputs], what: str, **options: Any) -> Case:
+    def case(family: str, name: str, inputs: Callable[[], Inputs], what: str, **options: Any) -> ZooCase:
         def build() -> tuple[nn.Module, Inputs, str]:
             backbone = {"weights_backbone": None} if family in ("detection", "segmentation") else {}
             return models.get_model(name, weights=None, **backbone, **options), inputs(), what
 
-        return Case("torchvision", family, name, build)
+        return ZooCase("torchvision", family, name, build)
 
     for name in (
         *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet"),

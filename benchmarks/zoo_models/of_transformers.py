@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from trueup.graph import Inputs
-from zoo_models.case import BATCH, Case, noise
+from zoo_models.case import BATCH, ZooCase, noise
 
 
-def transformers_cases() -> Iterator[Case]:
+def transformers_cases() -> Iterator[ZooCase]:
     """Hugging Face models from small configurations."""
     import transformers as hf
 
@@ -75,7 +75,7 @@ def transformers_cases() -> Iterator[Case]:
         "decoder_hidden_size": 16,
     }
 
-    def case(name: str, task: str, size: int, config: Callable[[], Any], frames: int | None = None) -> Case:
+    def case(name: str, task: str, size: int, config: Callable[[], Any], frames: int | None = None) -> ZooCase:
         full = f"{name}For{task}" if task else f"{name}Model"
         shape = (BATCH, 3, size, size) if frames is None else (BATCH, frames, 3, size, size)
 
@@ -83,7 +83,7 @@ def transformers_cases() -> Iterator[Case]:
             words = " x ".join(map(str, (*shape[1:-3], *shape[-2:])))
             return getattr(hf, full)(config()), Inputs((), {"pixel_values": noise(*shape)}), f"pixel_values {words}"
 
-        return Case("transformers", name, full, build)
+        return ZooCase("transformers", name, full, build)
 
     image = "ImageClassification"
     yield case("ViT", image, 32, lambda: hf.ViTConfig(**plain))

@@ -42,7 +42,7 @@ def inputs_of(
         raise TypeError(f"transform={transform!r}: expected a function of a batch; {_ADVICE}")
     if images is not None and (isinstance(images, bool) or not isinstance(images, int) or images < 1):
         raise ValueError(f"images={images!r}: expected a number of images, 1 or more, or None for all")
-    return _limited(_read(loader, model, transform), model, images)
+    return _limited(_all_inputs(loader, model, transform), model, images)
 
 
 def images_of(loader: Iterable[Any], device: torch.device | None) -> Iterator[Tensor]:
@@ -79,7 +79,7 @@ def _limited(batches: Iterable[Inputs], model: nn.Module, images: int | None) ->
             return
 
 
-def _read(loader: Iterable[Any], model: nn.Module, transform: Transform | None) -> Iterator[Inputs]:
+def _all_inputs(loader: Iterable[Any], model: nn.Module, transform: Transform | None) -> Iterator[Inputs]:
     signals = False  # whether 3-D tensors are batches; a batch of three signals alone looks like an image
     for number, batch in enumerate(loader):
         signals = signals or _holds_signals(batch)
@@ -96,10 +96,7 @@ def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform |
     signature = inspect.signature(inner.forward)
     if transform is not None:
         batch = transform(batch)
-        if isinstance(batch, Mapping):
-            inputs = Inputs((), dict(batch))
-        else:
-            inputs = Inputs(batch if isinstance(batch, tuple) else (batch,))
+        inputs = Inputs.of_example(batch)
     elif isinstance(batch, Mapping):
         inputs = _by_name(batch, number, inner, signature)
     elif isinstance(batch, tuple | list) and batch and (signals or not is_list_of_images(batch)):
@@ -111,7 +108,7 @@ def _arguments(batch: Any, number: int, model: nn.Module, transform: Transform |
         inputs = Inputs(bound.args, bound.kwargs)
     except TypeError:
         pass  # the model itself reports what is missing
-    _check(inputs, batch, number, transformed=transform is not None)
+    _check_inputs(inputs, batch, number, transformed=transform is not None)
     return inputs
 
 
@@ -151,7 +148,7 @@ def _by_position(
     return Inputs(tuple(batch[:wanted]))
 
 
-def _check(inputs: Inputs, batch: Any, number: int, *, transformed: bool) -> None:
+def _check_inputs(inputs: Inputs, batch: Any, number: int, *, transformed: bool) -> None:
     what = (
         f"transform returned, for batch {number} of the loader," if transformed else f"batch {number} of the loader is"
     )

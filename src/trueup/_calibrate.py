@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import math
 import operator
@@ -17,19 +16,18 @@ import torch
 from torch import Tensor, distributed, nn
 
 from trueup._answers import most_likely
-from trueup._batches import check_finite, inputs_of, not_finite
+from trueup._batches import inputs_of
 from trueup._distributed import gathered
+from trueup._hashes import start_hashing
 from trueup.decide import ImageSample
 from trueup.decide import decide as decide_setting
-from trueup.graph import Inputs, Probe, Site, check_select, examine, trace
+from trueup.graph import Probe, Site, check_select, examine, trace
 from trueup.rules import Algorithm
 from trueup.rules.evidence import GATE_DEPTH
 from trueup.rules.limits import MAX_CHANGED, check_max_changed
 from trueup.targets import Accumulator, Fingerprint, Targets, listed
 from trueup.targets.accumulate import Measured
-from trueup.targets.file import bytes_of
 
-COLUMNS = 32  # a hash reads at least this many columns of an image
 RESOLUTION = 1025  # quantile levels per activation; docs/targets.md has the error that they cause
 
 
@@ -137,11 +135,11 @@ def calibrate(
 
     sample = ImageSample()
     for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
-        hashes = functools.cache(_start_hashing(inputs, number))
+        hashes = functools.cache(start_hashing(inputs, number))
         sums.add(probe(inputs, measure_site), hashes)
         if decide:
             sample.add(hashes(), inputs)
-    if (targets := _sum(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
+    if (targets := _merged(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
     groups = (targets.activations, targets.norms, targets.gate)
     for name, total in ((name, target.total) for group in groups for name, target in group.items()):
@@ -183,64 +181,7 @@ def _progress(shown: bool | None) -> Callable[[int, int], None]:
     return show
 
 
-def _sum(parts: Iterable[Targets]) -> Targets | None:
+def _merged(parts: Iterable[Targets]) -> Targets | None:
     parts = iter(parts)
     first = next(parts, None)
     return None if first is None else functools.reduce(operator.add, parts, first)
-
-
-def _start_hashing(inputs: Inputs, number: int) -> Callable[[], Tensor]:
-    """Start copying pixels to the host, and return a function that computes one hash per image `(batch,)` int64.
-
-    A hash covers about 4096 values spread over the image. It does not depend on batch, order or process. Images that
-    agree in these values count as copies. The device keeps working during the copy; only the returned function waits
-    for it.
-    """
-    images = inputs.images
-    if images is None:
-        return lambda: _hashes([_content(inputs.part(k, k + 1), number) for k in range(len(inputs))])
-    flat = images.reshape(len(images), -1)
-    few = flat[:, :: _stride(flat.shape[1], images.shape[-1])].contiguous()
-    finite = torch.isfinite(images).all()
-    arrived = None
-    if images.is_cuda:
-        few, finite = (
-            torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in (few, finite)
-        )
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record(torch.cuda.current_stream(images.device))
-
-    def hashes() -> Tensor:
-        if arrived is not None:
-            arrived.synchronize()
-        if not finite:
-            raise not_finite(number)
-        return _hashes([row.tobytes() for row in few.cpu().view(torch.uint8).numpy()])
-
-    return hashes
-
-
-def _stride(values: int, width: int) -> int:
-    """Distance of the values of an image that its hash reads, about 4096 of them.
-
-    A distance that has a large divisor in common with the width would read few columns, so it is increased.
-
-    >>> _stride(3 * 224 * 224, 224), _stride(3 * 1024 * 1024, 1024)
-    (36, 769)
-    """
-    stride = max(1, values // 4096)
-    while width // math.gcd(stride, width) < min(width, COLUMNS):
-        stride += 1
-    return stride
-
-
-def _content(image: Inputs, number: int) -> bytes:
-    """Bytes of all tensors of one image."""
-    check_finite(image, number)
-    return b"".join(map(bytes_of, image.tensors))
-
-
-def _hashes(contents: list[bytes]) -> Tensor:
-    digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
-    numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -22,7 +22,7 @@ def check_model(targets: Targets, model: nn.Module) -> None:
     if difference := targets.fingerprint.difference(Fingerprint.of(model)):
         raise ValueError(
             f"these targets were calibrated on another model than this {type(model).__name__}: {difference}; "
-            + _advice(model, "calibrate again with trueup.calibrate(model, loader)")
+            + _way_out(model, "calibrate again with trueup.calibrate(model, loader)")
         )
 
 
@@ -38,11 +38,11 @@ def check_sites(model: nn.Module, wanted: Collection[str], found: Collection[str
         raise ValueError(
             f"the targets hold the site {missing[0]!r}, which was not found in this {type(model).__name__}; it has "
             f"{listed(found) or 'none of theirs'}; "
-            + _advice(model, "give the same activations= and leaves= as to calibrate")
+            + _way_out(model, "give the same activations= and leaves= as to calibrate")
         )
 
 
-def _advice(model: nn.Module, usual: str) -> str:
+def _way_out(model: nn.Module, usual: str) -> str:
     """Advice for a model that does not fit its targets. Quantisation may have removed its norms."""
     if is_quantised(model):
         return "this model is quantised, so correct first: quantise what trueup.correct(model, targets) returns"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trueup import kernels
 from trueup._checks import check_model, check_sites, check_targets
-from trueup._placed import AtSite, GateReader, GateValue, Realign, Transport
+from trueup._placed import AtSite, GateReader, GateValue, PlacedCorrection, PlacedEvidence
 from trueup._reported import Reported, reading_of
 from trueup.graph import Instrumented, Kind, Reading, Select, Site, Sites, Trace, check_select, trace
 from trueup.plurals import counted
@@ -22,7 +22,7 @@ from trueup.rules import Correction, Evidence, Rule
 from trueup.rules.evidence import CAREFUL
 from trueup.targets import Targets
 
-_PLACED: dict[Kind, Callable[[Site, Any, Any], AtSite]] = {"norm": Realign, "activation": Transport}
+_PLACED: dict[Kind, Callable[[Site, Any, Any], AtSite]] = {"norm": PlacedEvidence, "activation": PlacedCorrection}
 
 
 class Corrected(Instrumented):
@@ -142,7 +142,7 @@ def corrected_by(rule: Rule, sites: Sites, targets: Targets, select: Select | No
     """Sites that a rule corrects: selected ones with targets, for `Evidence` among the first share of all norms."""
     mine = [site for site in sites if site.kind == rule.site_kind]
     if isinstance(rule, Evidence):
-        mine = mine[: rule._corrected(len(mine))]
+        mine = mine[: rule._count_corrected(len(mine))]
     known = targets.of_kind(rule.site_kind)
     return [site for site in mine if site.name in known and (select is None or select(site))]
 
@@ -170,7 +170,7 @@ def _gate_reading(targets: Targets, rule: Evidence, names: Collection[str]) -> R
     share = rule._gate_before_known
 
     def place_before(site: Site) -> nn.Module | None:
-        return Realign(site, targets.norms[site.name], rule, share) if share and site.name in names else None
+        return PlacedEvidence(site, targets.norms[site.name], rule, share) if share and site.name in names else None
 
     return Reading(
         list(targets.gate),

@@ -61,7 +61,7 @@ class AtSite(nn.Module):
         return self._kept(**found)
 
 
-class Transport(AtSite):
+class PlacedCorrection(AtSite):
     """Applies `Correction` to the activations of one site.
 
     It can also apply the batch norm, residual sum and ReLU before it.
@@ -111,11 +111,10 @@ class Transport(AtSite):
         return (self.curve.new_zeros(1, 8, dtype=torch.float32),)
 
     def extra_repr(self) -> str:
-        """Text inside torch's repr of the module."""
         return f"{self.name!r}, step={self.rule.step:.3g}"
 
 
-class Realign(AtSite):
+class PlacedEvidence(AtSite):
     """Applies `Evidence` to one norm's output.
 
     Evidence and base are multiplied by the image's gate value or, at norms before the gate, by `share`. The batch norm
@@ -170,7 +169,6 @@ class Realign(AtSite):
         return (example.movedim(1, self.channel_dim),)
 
     def extra_repr(self) -> str:
-        """Text inside torch's repr of the module."""
         bands = ", bands" if self.reference.shape[1] == 3 else ""
         share = f", share={self.share:.3g}" if self.share != 1 else ""
         return f"{self.name!r}, strength={self.rule.strength:.3g}, base={self.rule.base:.3g}{share}{bands}"
@@ -188,7 +186,6 @@ class GateReader(nn.Module):
         return kernels.moments(a if self.channel_dim == 1 else a.movedim(self.channel_dim, 1), bands=self.bands)
 
     def extra_repr(self) -> str:
-        """Text inside torch's repr of the module."""
         return f"{self.name!r}{', bands' if self.bands else ''}"
 
 
@@ -216,7 +213,6 @@ class GateValue(AtSite):
         return tuple(floor.float()[None] for floor in floors)
 
     def extra_repr(self) -> str:
-        """Text inside torch's repr of the module."""
         return f"budget={self.budget:.3g}" + (f", least={self.least:.3g}" if self.least else "")
 
 

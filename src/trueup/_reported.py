@@ -94,7 +94,6 @@ class ImageReport(AtSite):
         return torch.stack([found[k] for k in range(len(moments))], dim=1)
 
     def extra_repr(self) -> str:
-        """Text inside torch's repr of the module."""
         return f"{', '.join(self.norms)}; {self.clean_images} held-out images"
 
 
@@ -137,22 +136,20 @@ def reading_norms(targets: Targets, known: Sequence[str], report: Reported) -> t
 
 def _fit_gate(target: NormTarget, hashes: Tensor) -> Gate:
     """A gate that reads one norm, fitted to its sampled images, which have these `hashes`."""
-    kept = target.sample.double()
-    moments = _five_rows(torch.cat([kept[:, :1], kept[:, 1:4].square(), kept[:, 4:]], dim=1))
-    clean = gate_functions.features(moments, _five_rows(target.floor))
+    clean = gate_functions.features(_five_rows(target.clean_moments()), _five_rows(target.floor))
     if target.bands:
         # The high band's mean absolute value is kept for the gate's own norms only. A constant feature is ignored.
         clean[:, -clean.shape[1] // 4 :] = 0
     return gate_functions.fit(clean, hashes[: len(clean)])
 
 
-def _digest(name: str, target: NormTarget, names: Tensor) -> str:
-    """Digest of what p-values depend on: the norm that is read, and its sampled images, which have these `names`.
+def _digest(name: str, target: NormTarget, hashes: Tensor) -> str:
+    """Digest of what p-values depend on: the norm that is read, and its sampled images, which have these `hashes`.
 
     It is that of the stored numbers and not of the fitted gate, whose last bits may be others on another machine.
     """
     found = hashlib.sha256(f"{name} {tuple(target.sample.shape)}".encode())
-    for tensor in (target.sample, names[: len(target.sample)]):
+    for tensor in (target.sample, hashes[: len(target.sample)]):
         found.update(tensor.cpu().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
 

@@ -41,14 +41,14 @@ def corrected(model, rule=RULE, **options):
 @pytest.fixture
 def overwritten(monkeypatch):
     """Run a corrected model and return for how many sites the result was written over the input."""
-    taken, real = [], dispatch._compute_realign
+    taken, real = [], dispatch.compute_realign
 
     def noted(*arguments, overwrite=False):
         out = real(*arguments, overwrite=overwrite)
         taken.append(out.data_ptr() == arguments[0].data_ptr())
         return out
 
-    monkeypatch.setattr(dispatch, "_compute_realign", noted)
+    monkeypatch.setattr(dispatch, "compute_realign", noted)
 
     def run(robust, x):
         taken.clear()

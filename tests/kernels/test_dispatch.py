@@ -15,7 +15,7 @@ from torch import Tensor
 from trueup import functional, kernels
 from trueup.functional import evidence
 from trueup.functional.gate import features, fit
-from trueup.kernels import BatchNorm, LayerNorm, backend, curve_of, dispatch
+from trueup.kernels import BatchNorm, LayerNorm, backend, curve_of, dispatch, operators
 
 TARGET = torch.linspace(0, 3, 33)
 
@@ -24,7 +24,8 @@ TARGET = torch.linspace(0, 3, 33)
 def on_a_gpu(monkeypatch):
     """All tensors say that they are on a GPU, for which a backend is chosen anew."""
     monkeypatch.setattr(Tensor, "is_cuda", True)
-    monkeypatch.setattr(dispatch, "current_device", lambda _: contextlib.nullcontext())
+    for module in (dispatch, operators):
+        monkeypatch.setattr(module, "current_device", lambda _: contextlib.nullcontext())
     monkeypatch.setitem(backend.INSTALLED, "cuda", True)
     backend.backend_for.cache_clear()
     backend.fastest.cache_clear()

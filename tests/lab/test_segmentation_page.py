@@ -75,14 +75,14 @@ def test_rows_of_training_images_are_in_their_own_table_only():
 
 
 def test_plots_are_drawn(tmp_path):
-    for draw in (page.draw_severities, page.draw_classes):
+    for draw in (page.draw_iou_by_severity, page.draw_classes):
         assert draw(rows(), tmp_path / f"{draw.__name__}.png").stat().st_size > 5000
 
 
 def test_the_demos_table_has_a_line_per_weather():
     made = [ScenesRow("clean", 0, 4, 90.0, 89.9, "", "")]
     made += [ScenesRow("fog", severity, 4, 50.0 - severity, 60.0, "", "") for severity in (1, 3)]
-    assert page.demo_table(made).splitlines()[2:] == [
+    assert page.drawn_scenes_table(made).splitlines()[2:] == [
         "| fog | 49.0 → 60.0 | 47.0 → 60.0 |",
         "| clean | 90.0 → 89.9 | |",
     ]

@@ -219,7 +219,9 @@ MEASUREMENTS = {
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_no_measurement_is_committed_twice(name):
     """Tables count rows as models, so a second row of one measurement would count as another model."""
-    for path in RESULTS.glob(f"{name}.csv"):
+    paths = list(RESULTS.glob(f"{name}.csv"))
+    assert paths
+    for path in paths:
         with path.open(encoding="utf-8", newline="") as file:
             found = Counter(tuple(row[column] for column in MEASUREMENTS[name]) for row in csv.DictReader(file))
         assert [key for key, count in found.items() if count > 1] == []

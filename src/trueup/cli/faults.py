@@ -91,7 +91,7 @@ def _sentences() -> Iterator[None]:
         if known is not None:
             typer.echo(f"error: {known}", err=True)
             raise typer.Exit(2) from error
-        where = _place(error)
+        where = _where_raised(error)
         typer.echo(
             f"error: this should not happen ({type(error).__name__}: {error}{where}); please report it, with the "
             "traceback that --debug shows",
@@ -119,14 +119,14 @@ def _is_refusal(error: Exception) -> bool:
     """Whether this code refused something: TraceError, or a TypeError from a `raise`, not from a failed operation."""
     if type(error).__name__ == "TraceError":
         return True
-    last = _last(error)
+    last = _innermost(error)
     if not isinstance(error, TypeError) or last is None:
         return False
     ours = str(last.tb_frame.f_globals.get("__name__")).startswith("trueup")
     return ours and last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
-def _last(error: Exception) -> TracebackType | None:
+def _innermost(error: Exception) -> TracebackType | None:
     """Innermost entry of an error's traceback: where it was raised."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
@@ -134,8 +134,8 @@ def _last(error: Exception) -> TracebackType | None:
     return last
 
 
-def _place(error: Exception) -> str:
-    last = _last(error)
+def _where_raised(error: Exception) -> str:
+    last = _innermost(error)
     return "" if last is None else f", {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}"
 
 

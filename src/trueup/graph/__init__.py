@@ -4,7 +4,7 @@ No other package of the library uses torch.fx.
 """
 
 from trueup.graph.activations import Activation
-from trueup.graph.cloning import clone, device_of, modules_of, unwrapped
+from trueup.graph.cloning import clone, device_of, unwrapped
 from trueup.graph.examination import examine
 from trueup.graph.fusion import norm_of
 from trueup.graph.fx_leaf import leaf
@@ -34,7 +34,6 @@ __all__ = [
     "is_list_of_images",
     "is_unseen",
     "leaf",
-    "modules_of",
     "norm_of",
     "rebuilt",
     "tensors_in",

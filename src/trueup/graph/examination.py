@@ -191,7 +191,7 @@ def _with_another(inputs: Inputs) -> Inputs:
             return [value[0], value[0].flip(-1) * 0.5]
         return {key: double(part) for key, part in value.items()} if isinstance(value, dict) else value
 
-    return Inputs(tuple(double(v) for v in inputs.args), {key: double(v) for key, v in inputs.kwargs.items()})
+    return inputs.each(double)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

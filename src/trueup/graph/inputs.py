@@ -48,6 +48,10 @@ class Inputs:
         """Detach all tensors and move them to a device."""
         return self._map(lambda tensor: tensor.detach().to(device, copy=copy))
 
+    def each(self, function: Callable[[Any], Any]) -> Inputs:
+        """Apply a function to every argument."""
+        return Inputs(tuple(map(function, self.args)), {key: function(value) for key, value in self.kwargs.items()})
+
     def run(self, module: nn.Module) -> Any:
         """Run a module on a copy of these inputs: a model may write into what it is given."""
         copied = self.to(None, copy=True)
@@ -72,9 +76,7 @@ class Inputs:
                 return type(value)(of_list(value))
             return rebuilt(value, walk)
 
-        return Inputs(
-            tuple(walk(value) for value in self.args), {key: walk(value) for key, value in self.kwargs.items()}
-        )
+        return self.each(walk)
 
     def describe(self) -> str:
         """Shapes and types as text, for messages."""
@@ -87,9 +89,7 @@ class Inputs:
         def walk(value: Any) -> Any:
             return function(value) if isinstance(value, Tensor) else rebuilt(value, walk)
 
-        return Inputs(
-            tuple(walk(value) for value in self.args), {key: walk(value) for key, value in self.kwargs.items()}
-        )
+        return self.each(walk)
 
 
 def batch_of(*inputs: Any) -> int | None:

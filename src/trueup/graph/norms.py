@@ -1,4 +1,7 @@
-"""Known normalisation layers, each in all its spellings. Which of a model's norms are corrected: `trueup._correct`."""
+"""Known normalisation layers, each in all its spellings.
+
+`Evidence.depth` says which of a model's norms are corrected, and `trueup._correct` applies it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Recognise sites: the module calls and function calls that are known activations or norms."""
+"""Recognise sites: the module calls and function calls that are known activations or norms.
+
+`activations` and `norms` list what is known, from ReLU to layer norm. `fusion` recognises the norms that a kernel can
+apply.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,7 @@ class Numbering:
         return path if calls == 1 else f"{path}#{calls}"
 
     def site(self, site: Site) -> Site:
-        """The site with the name of its call."""
+        """Return the site under the name of its call."""
         name = self.name(site.name)
         return site if name == site.name else replace(site, name=name)
 

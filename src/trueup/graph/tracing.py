@@ -85,7 +85,7 @@ class Trace:
         return graph, [place._replace(node=nodes[place.node]) for place in self.places]
 
     def known(self, sites: Sites) -> Trace:
-        """The same forward pass with `sites` that were found before: which are folded, which are left alone."""
+        """Return this trace with `sites` that were found before: which are folded, which are left alone."""
         if self.graph is None or not sites.traced:
             return self.watched(sites)
         found = {site.name: site for site in sites}
@@ -93,7 +93,7 @@ class Trace:
         return replace(self, places=places, sites=sites.of(place.site for place in places))
 
     def watched(self, sites: Sites) -> Trace:
-        """The same model, watched instead of traced."""
+        """Return a trace of this model that is watched instead of traced."""
         return Trace(self.model, sites, self.activations, self.leaves)
 
 

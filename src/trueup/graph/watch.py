@@ -55,7 +55,7 @@ class Watch:
 
     def __call__(self, model: nn.Module, visit: Visit, *args: Any, **kwargs: Any) -> Any:
         """Run and watch the model, or a replica of it with the same hooks."""
-        now, before = _Pass(visit), self._thread.now
+        now, before = _WatchedPass(visit), self._thread.now
         self._thread.now = now
         try:
             if not self._functions:
@@ -83,10 +83,10 @@ def unwatch(model: nn.Module) -> None:
 class _Thread(threading.local):
     """The pass that is being watched in each thread."""
 
-    now: _Pass | None = None
+    now: _WatchedPass | None = None
 
 
-class _Pass:
+class _WatchedPass:
     """One forward pass that is being watched."""
 
     def __init__(self, visit: Visit) -> None:
@@ -134,7 +134,7 @@ class _Leave:
 class _Functions(TorchFunctionMode):
     """Shows calls of known functions to a pass."""
 
-    def __init__(self, now: _Pass, known: Known) -> None:
+    def __init__(self, now: _WatchedPass, known: Known) -> None:
         super().__init__()
         self._now, self._known = now, known
 

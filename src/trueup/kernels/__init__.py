@@ -11,7 +11,6 @@ from t[first] to t[last] over those ranks, a value's error is at most `step * (t
 `step * (t[n-1] - t[0]) / (2 n)` if the mean is kept; docs/kernels.md derives this bound.
 """
 
-from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.curve import curve_of
 from trueup.kernels.dispatch import (
     Order,
@@ -24,7 +23,7 @@ from trueup.kernels.dispatch import (
     quantile_rows,
     realign,
 )
-from trueup.kernels.layer_norm import LayerNorm
+from trueup.kernels.fused_norms import BatchNorm, LayerNorm
 from trueup.kernels.layout import rows_in_any_order
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""Find the backend that works for a kind of device on this machine: a compiled one, or else `plain`."""
+"""Find the backend that works for a kind of device on this machine: a compiled one, or else `plain`.
+
+`dispatch` decides which backend a call takes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def fastest(name: str, device: str) -> Callable[..., Any]:
 
 
 def works(device: str) -> bool:
-    """Return whether there is a compiled backend for a kind of device. If not, only functions of `plain` may be called.
+    """Return whether a compiled backend works for a kind of device. If not, only functions of `plain` may be called.
 
     Not for code that torch.compile traces.
     """

@@ -1,4 +1,4 @@
-"""Choose the backend for each call. No other module decides which backend runs.
+"""Choose the backend for each call of `realign`, `correct`, `moments` and `gate_values`.
 
 - `plain`: torch's own operators, on any device, at any width. It takes over where another backend does not work.
 - `cpu`: numba, where that is installed. Its `realign` can apply a batch norm itself.
@@ -22,13 +22,17 @@ from torch import Tensor
 from trueup import functional
 from trueup.functional.gate import Gate
 from trueup.functional.paper import Location
-from trueup.kernels import operators, plain, portable
+from trueup.kernels import plain, portable
 from trueup.kernels.backend import INSTALLED, backend_for, current_device, fastest, works
-from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.eager import is_jit_tracing, is_plain_eager
-from trueup.kernels.forward_mode import has_tangent
-from trueup.kernels.layer_norm import LayerNorm
-from trueup.kernels.layout import has_channels_last, in_memory_order, norm_keeps_layout, rows_in_any_order, same_layout
+from trueup.kernels.eager import has_tangent, is_jit_tracing, is_plain_eager
+from trueup.kernels.fused_norms import BatchNorm, LayerNorm
+from trueup.kernels.layout import has_channels_last, norm_keeps_layout, same_layout
+from trueup.kernels.operators import (
+    compute_moments,
+    compute_realign,
+    compute_transport,
+    compute_transport_after_norm,
+)
 
 Order = Literal["value first", "residual first", "in place"]
 Result = TypeVar("Result")
@@ -82,8 +86,10 @@ def realign(
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
             with current_device(a):
-                found = fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
-            return _uncorrected(a, residual, relu, ceiling, norm) if found is None else found
+                out = fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
+            if out is None:  # not compiled yet, so this pass does not correct the site
+                out = plain.add_and_relu(a if norm is None else norm(a), residual, relu, ceiling)
+            return out
     if not (residual is None or same_layout(a, residual)):
         out = add(realign(a, reference, gate, norm=norm, channels=channels), residual, order)
         return plain.add_and_relu(out, None, relu, ceiling)
@@ -97,7 +103,7 @@ def realign(
         return plain.realign(a, reference, gate, residual, relu, ceiling)
     arguments = (reference, gate, residual, relu, ceiling)
     if direct and a.is_cpu:
-        out = _compute_realign(a, *arguments, norm, overwrite=may_overwrite is not None and may_overwrite())
+        out = compute_realign(a, *arguments, norm, overwrite=may_overwrite is not None and may_overwrite())
     elif norm is None:
         out = torch.ops.trueup.realign.default(a, *arguments)
     else:
@@ -139,7 +145,7 @@ def correct(
         if like and a.dtype in _COMPILED_DTYPES and not norm.needs_derivatives(a, residual):
             rule = (curve, step, location == "keep", sparse)
             direct = is_plain_eager(a, residual)
-            compute = _compute_transport_after_norm if direct else torch.ops.trueup.transport_after_norm.default
+            compute = compute_transport_after_norm if direct else torch.ops.trueup.transport_after_norm.default
             out = compute(a, *norm, residual, *rule)
             return out
     a = a if norm is None else norm(a)
@@ -148,7 +154,7 @@ def correct(
         levels = None if even_levels else curve[0]
         a = a.relu() if relu else a
         return functional.correct(a, curve[1], step, location=location, sparse=sparse, levels=levels)
-    compute = _compute_transport if is_plain_eager(a) else torch.ops.trueup.transport.default
+    compute = compute_transport if is_plain_eager(a) else torch.ops.trueup.transport.default
     out = compute(a, curve, step, location == "keep", sparse, relu)
     return out
 
@@ -159,7 +165,7 @@ def moments(a: Tensor, *, bands: bool) -> Tensor:
     if in_ordinary_operators(a):
         return portable.moments(a, bands=bands)
     if _has_compiled_maps(a):
-        compute = _compute_moments if is_plain_eager(a) else torch.ops.trueup.moments.default
+        compute = compute_moments if is_plain_eager(a) else torch.ops.trueup.moments.default
         out: Tensor = compute(a, bands)
         return out
     return plain.moments(a, bands)
@@ -246,13 +252,6 @@ def add(value: Any, residual: Any, order: Order) -> Any:
     return residual + value if order == "residual first" else value + residual
 
 
-def _uncorrected(
-    a: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None, norm: BatchNorm | None
-) -> Tensor:
-    """Output of the uncorrected model, for a pass whose kernels are not compiled yet."""
-    return plain.add_and_relu(a if norm is None else norm(a), residual, relu, ceiling)
-
-
 def _has_compiled_maps(a: Tensor) -> bool:
     return INSTALLED.get(a.device.type, False) and a.dtype in _COMPILED_DTYPES and a.dim() > 2
 
@@ -281,82 +280,3 @@ def _transport_fuses_norm(a: Tensor) -> bool:
     return (
         a.is_cuda and INSTALLED["cuda"] and a.numel() > 0 and has_channels_last(a) and a.shape[1] in _TRANSPORT_CHANNELS
     )
-
-
-def _compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
-    if step == 0 or x.numel() == 0:
-        return x.relu() if relu else x.clone()
-    flat = in_memory_order(x)
-    rows = x.reshape(x.shape[0], -1) if flat is None else flat
-    with current_device(x):
-        out: Tensor = fastest("transport_rows", x.device.type)(rows, curve, step, keep=keep, sparse=sparse, relu=relu)
-    if flat is None:
-        return torch.empty_like(x).copy_(out.view(x.shape))
-    return out.as_strided(x.shape, x.stride())
-
-
-def _compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
-    norm, (residual, curve, step, keep, sparse) = BatchNorm(*arguments[:5]), arguments[5:]
-    if not (x.is_cuda and works("cuda")):
-        a = norm(x)
-        return _compute_transport(a if residual is None else a + residual, curve, step, keep, sparse, True)
-    if x.numel() == 0:
-        return x.clone()
-    rule = {"keep": keep, "sparse": sparse, "relu": True}
-    beside = None if residual is None else rows_in_any_order(residual)
-    with current_device(x):
-        out: Tensor = fastest("transport_rows", "cuda")(
-            rows_in_any_order(x), curve, step, **rule, norm=norm, residual=beside
-        )
-    return out.as_strided(x.shape, x.stride())
-
-
-def _compute_realign(
-    x: Tensor,
-    reference: Tensor,
-    gate: Tensor | None,
-    residual: Tensor | None,
-    relu: bool,
-    ceiling: float | None = None,
-    norm: BatchNorm | None = None,
-    overwrite: bool = False,
-) -> Tensor:
-    out: Tensor
-    if x.is_cuda and works("cuda"):
-        with current_device(x):
-            found = fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
-        return _uncorrected(x, residual, relu, ceiling, norm) if found is None else found
-    function = fastest("realign", x.device.type)
-    if function is plain.realign:
-        return plain.realign(x if norm is None else norm(x), reference, gate, residual, relu, ceiling)
-    out = function(x, reference, gate, residual, relu, ceiling, norm, overwrite)
-    return out
-
-
-def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
-    (reference, gate, residual, relu), ceiling = arguments[5:9], arguments[9] if len(arguments) > 9 else None
-    return _compute_realign(x, reference, gate, residual, relu, ceiling, BatchNorm(*arguments[:5]))
-
-
-def _compute_moments(x: Tensor, bands: bool) -> Tensor:
-    with current_device(x):
-        out: Tensor | None = fastest("moments", x.device.type)(x, bands)
-    return plain.moments(x, bands) if out is None else out
-
-
-def _compute_gate_values(moments: Sequence[Tensor], floors: Sequence[Tensor], *arguments: Any) -> Tensor:
-    gate, numbers = Gate(*arguments[:6]), arguments[6:]
-    with current_device(moments[0]):
-        out: Tensor = fastest("gate_values", moments[0].device.type)(moments, floors, gate, *numbers)
-    return out
-
-
-for _name, _compute in {
-    "transport": _compute_transport,
-    "transport_after_norm": _compute_transport_after_norm,
-    "realign": _compute_realign,
-    "realign_after_norm": _compute_realign_after_norm,
-    "moments": _compute_moments,
-    "gate_values": _compute_gate_values,
-}.items():
-    operators.library.impl(_name, _compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
-"""The operators `trueup::...` for torch: signatures, result shapes and derivatives.
+"""The custom operators `trueup::...`: signatures, implementations, result shapes and derivatives.
 
-Torch.compile and autograd need these to handle the kernels. `dispatch` registers the implementations.
+With them, torch.compile and autograd handle the kernels. `dispatch` decides when an operator is called, and when its
+implementation is called directly. An exported graph holds none of them: its operators come from `portable`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import torch
 from torch import Tensor
 
 from trueup.functional import evidence
+from trueup.functional.gate import Gate
 from trueup.functional.gradient import realign_gradients
+from trueup.kernels import plain
+from trueup.kernels.backend import current_device, fastest, works
+from trueup.kernels.fused_norms import BatchNorm
+from trueup.kernels.layout import in_memory_order, rows_in_any_order
 
 library = torch.library.Library("trueup", "DEF")  # type: ignore[no-untyped-call]
 
@@ -33,6 +39,80 @@ _SIGNATURES = {
 }
 for _signature, _tags in _SIGNATURES.items():
     library.define(_signature, tags=_tags)  # type: ignore[no-untyped-call]
+
+
+def compute_transport(x: Tensor, curve: Tensor, step: float, keep: bool, sparse: bool, relu: bool) -> Tensor:
+    """Compute `functional.correct` from a histogram, in the layout of `x`."""
+    if step == 0 or x.numel() == 0:
+        return x.relu() if relu else x.clone()
+    flat = in_memory_order(x)
+    rows = x.reshape(x.shape[0], -1) if flat is None else flat
+    with current_device(x):
+        out: Tensor = fastest("transport_rows", x.device.type)(rows, curve, step, keep=keep, sparse=sparse, relu=relu)
+    if flat is None:
+        return torch.empty_like(x).copy_(out.view(x.shape))
+    return out.as_strided(x.shape, x.stride())
+
+
+def compute_transport_after_norm(x: Tensor, *arguments: Any) -> Tensor:
+    """Compute `compute_transport` of relu(norm(x) + residual). The arguments are those of the operator."""
+    norm, (residual, curve, step, keep, sparse) = BatchNorm(*arguments[:5]), arguments[5:]
+    if not (x.is_cuda and works("cuda")):
+        a = norm(x)
+        return compute_transport(a if residual is None else a + residual, curve, step, keep, sparse, True)
+    if x.numel() == 0:
+        return x.clone()
+    rule = {"keep": keep, "sparse": sparse, "relu": True}
+    beside = None if residual is None else rows_in_any_order(residual)
+    with current_device(x):
+        out: Tensor = fastest("transport_rows", "cuda")(
+            rows_in_any_order(x), curve, step, **rule, norm=norm, residual=beside
+        )
+    return out.as_strided(x.shape, x.stride())
+
+
+def compute_realign(
+    x: Tensor,
+    reference: Tensor,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+    ceiling: float | None = None,
+    norm: BatchNorm | None = None,
+    overwrite: bool = False,
+) -> Tensor:
+    """Compute `plain.realign` of norm(x). With `overwrite`, the result may take the memory of `x`."""
+    out: Tensor
+    if x.is_cuda and works("cuda"):
+        with current_device(x):
+            out = fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
+        if out is None:  # not compiled yet, so this pass does not correct the site
+            out = plain.add_and_relu(x if norm is None else norm(x), residual, relu, ceiling)
+        return out
+    function = fastest("realign", x.device.type)
+    if function is plain.realign:
+        return plain.realign(x if norm is None else norm(x), reference, gate, residual, relu, ceiling)
+    out = function(x, reference, gate, residual, relu, ceiling, norm, overwrite)
+    return out
+
+
+def _compute_realign_after_norm(x: Tensor, *arguments: Any) -> Tensor:
+    (reference, gate, residual, relu), ceiling = arguments[5:9], arguments[9] if len(arguments) > 9 else None
+    return compute_realign(x, reference, gate, residual, relu, ceiling, BatchNorm(*arguments[:5]))
+
+
+def compute_moments(x: Tensor, bands: bool) -> Tensor:
+    """Compute `evidence.moments`."""
+    with current_device(x):
+        out: Tensor | None = fastest("moments", x.device.type)(x, bands)
+    return plain.moments(x, bands) if out is None else out
+
+
+def _compute_gate_values(moments: Sequence[Tensor], floors: Sequence[Tensor], *arguments: Any) -> Tensor:
+    gate, numbers = Gate(*arguments[:6]), arguments[6:]
+    with current_device(moments[0]):
+        out: Tensor = fastest("gate_values", moments[0].device.type)(moments, floors, gate, *numbers)
+    return out
 
 
 def _like_input(x: Tensor, *_: Any) -> Tensor:
@@ -109,3 +189,12 @@ torch.library.register_autograd(
     "trueup::transport", _transport_backward, setup_context=_save_for_transport, lib=library
 )
 torch.library.register_autograd("trueup::realign", _realign_backward, setup_context=_save_for_realign, lib=library)
+for _name, _compute in {
+    "transport": compute_transport,
+    "transport_after_norm": compute_transport_after_norm,
+    "realign": compute_realign,
+    "realign_after_norm": _compute_realign_after_norm,
+    "moments": compute_moments,
+    "gate_values": _compute_gate_values,
+}.items():
+    library.impl(_name, _compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

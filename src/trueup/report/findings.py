@@ -119,7 +119,7 @@ def find(
     for name, some in zip(names, given, strict=False):
         batches = torch.split(some, batch) if isinstance(some, Tensor) else some
         image_names = some.names if isinstance(some, NamedImages) else None
-        looked = _look(name, networks, images_of(batches, device), image_names, most_unusual)
+        looked = _findings_of(name, networks, images_of(batches, device), image_names, most_unusual)
         sets.append(looked[0])
         first = looked[1] if first is None else first
     assert first is not None
@@ -130,7 +130,7 @@ def find(
         len(robust._sites),
         {name: target.clean_evidence().sort().values for name, target in targets.norms.items()},
         sets,
-        _cost(networks, first),
+        _measured_cost(networks, first),
     )
 
 
@@ -150,7 +150,7 @@ def deviating_norms(some: SetFindings, clean: Mapping[str, Tensor]) -> dict[str,
 
 
 @torch.inference_mode()
-def _look(
+def _findings_of(
     name: str, networks: _Networks, batches: Iterator[Tensor], image_names: Sequence[str] | None, most: int
 ) -> tuple[SetFindings, Tensor]:
     """Return the results for a set, and its first batch."""
@@ -171,7 +171,7 @@ def _look(
             p = report["p"].cpu()
             # Many images share the smallest p-value; among them, those that deviate more come first.
             score = p - 1e-6 * shift.evidence.nan_to_num(1e6).clamp(max=1e3).mean(dim=1)
-        pair = _answers(before, after) if comparable else None
+        pair = _both_answers(before, after) if comparable else None
         comparable = pair is not None
         if pair is not None:
             answers.append(pair)
@@ -194,7 +194,7 @@ def _look(
         top = dict(sorted(own.items(), key=lambda item: -item[1])[:3])
         said = (None, None) if both is None else (int(both[0][number]), int(both[1][number]))
         called = f"image {number + 1}" if image_names is None else image_names[number]
-        shown.append(Shown(number, called, float(p[number]), thumbnail(image, _range(first)), top, *said))
+        shown.append(Shown(number, called, float(p[number]), thumbnail(image, _channel_limits(first)), top, *said))
     return SetFindings(
         name,
         seen,
@@ -220,7 +220,7 @@ def _smallest(robust: Corrected | None) -> float:
     return 1.0 / (getattr(getattr(robust, "_report", None), "clean_images", 0) + 1)
 
 
-def _answers(before: Any, after: Any) -> tuple[Tensor, Tensor] | None:
+def _both_answers(before: Any, after: Any) -> tuple[Tensor, Tensor] | None:
     """Most likely classes before and after; None if the outputs are not one row of scores per image."""
     try:
         found = most_likely(before).cpu(), most_likely(after).cpu()
@@ -229,14 +229,14 @@ def _answers(before: Any, after: Any) -> tuple[Tensor, Tensor] | None:
     return found if found[0].dim() == 1 else None
 
 
-def _range(images: Tensor) -> tuple[Tensor, Tensor]:
+def _channel_limits(images: Tensor) -> tuple[Tensor, Tensor]:
     """Smallest and largest value of each channel, as they are shown in thumbnails."""
     flat = images.float().cpu().transpose(0, 1).flatten(1) if images.dim() > 2 else images.float().cpu().flatten()[None]
     finite = torch.where(flat.isfinite(), flat, flat[flat.isfinite()].median() if flat.isfinite().any() else 0.0)
     return finite.min(dim=1).values, finite.max(dim=1).values
 
 
-def _cost(networks: _Networks, batch: Tensor) -> Cost:
+def _measured_cost(networks: _Networks, batch: Tensor) -> Cost:
     """Median time of a few passes. The networks take turns, so that a busy moment affects all alike."""
     works: dict[str, nn.Module] = {"model": networks.model, "corrected": networks.plain}
     if networks.reporting is not None:

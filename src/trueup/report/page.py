@@ -91,7 +91,7 @@ def _drift_sentence(some: SetFindings, seen: Snapshot, deviating: Mapping[str, f
     if seen.drifted:
         return (
             f'<b class="bad">The images are not like those of calibration.</b> If they were, a difference this large '
-            f"would have a probability of {chance} at most.{_advice(some)}"
+            f"would have a probability of {chance} at most.{_preprocessing_advice(some)}"
         )
     if deviating:
         name, share = max(deviating.items(), key=lambda item: item[1])
@@ -109,8 +109,8 @@ def _drift_sentence(some: SetFindings, seen: Snapshot, deviating: Mapping[str, f
     return '<b class="good">No difference from the images of calibration was found.</b>'
 
 
-def _advice(some: SetFindings) -> str:
-    """What to check first where nearly all images are as unusual as can be before anything is corrected."""
+def _preprocessing_advice(some: SetFindings) -> str:
+    """Advice to check the preprocessing, if nearly all images are as unusual as can be before any correction."""
     if some.farthest < NEARLY_ALL * some.images:
         return ""
     return (

@@ -38,9 +38,7 @@ def png(pixels: Tensor) -> bytes:
     b'\x89PNG'
     """
     channels, height, width = pixels.shape
-    rows = F.pad(
-        pixels.permute(1, 2, 0).reshape(height, width * channels), (1, 0)
-    )  # each row begins with its filter: 0
+    rows = F.pad(pixels.permute(1, 2, 0).reshape(height, width * channels), (1, 0))  # a row begins with its filter: 0
     header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
     body = zlib.compress(rows.numpy().tobytes(), 9)
     parts = [(b"IHDR", header), (b"IDAT", body), (b"IEND", b"")]

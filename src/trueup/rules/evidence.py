@@ -126,10 +126,10 @@ class Evidence:
         """Gate value at norms that come before the gate has read."""
         return max(self.before_gate, self.least) if self.least > 0 else 0.0
 
-    def _corrected(self, norms: int) -> int:
+    def _count_corrected(self, norms: int) -> int:
         """Number of a model's `norms`, from the first on, that the rule corrects: at least one, unless `depth` is 0.
 
-        >>> Evidence()._corrected(19), Evidence(depth=0.4)._corrected(53)
+        >>> Evidence()._count_corrected(19), Evidence(depth=0.4)._count_corrected(53)
         (18, 21)
         """
         return max(norms - int((1 - self.depth) * norms + 0.5), min(norms, 1 if self.depth > 0 else 0))

@@ -129,12 +129,12 @@ class Accumulator:
         with_bands = {name: m for name, m in early.items() if m.values.shape[1] > 2}
         return dict(list((with_bands or early).items())[-GATE_NORMS:])
 
-    def _add_up(self, measured: list[Measured]) -> _Batch:
+    def _add_up(self, measured: list[Measured]) -> _BatchSums:
         """Concatenate the sums of all sites of one kind."""
         values = [m.values for m in measured]
         if isinstance(measured[0], Normed):
             moments = torch.cat(values, dim=2)
-            return _Batch([moments.sum(dim=0, dtype=torch.float64)], moments, condensed)
+            return _BatchSums([moments.sum(dim=0, dtype=torch.float64)], moments, condensed)
         if isinstance(measured[0], Binned):
             # On a GPU all sites at once, for few launches; on a CPU one after the other, each in the cache.
             some = len(values) if values[0].is_cuda else 1
@@ -146,7 +146,7 @@ class Accumulator:
             exact = [m for m in measured if isinstance(m, Sorted)]
             missed, sketches = (torch.stack(parts, dim=1) for parts in zip(*(m[2:] for m in exact), strict=True))
             sums = torch.cat(values, dim=1)
-        return _Batch([*sums, missed.sum(dim=0)], sketches, Tensor.float)
+        return _BatchSums([*sums, missed.sum(dim=0)], sketches, Tensor.float)
 
 
 def _without_gate_moment(measured: Measured) -> Measured:
@@ -169,7 +169,7 @@ class _Sums:
         """Whether these measurements can be added to the sums so far."""
         return self._places == {name: _place(m) for name, m in measured.items()}
 
-    def add(self, measured: Mapping[str, Measured], add_up: Callable[[list[Measured]], _Batch]) -> list[_Batch]:
+    def add(self, measured: Mapping[str, Measured], add_up: Callable[[list[Measured]], _BatchSums]) -> list[_BatchSums]:
         """Add a batch to the sums; `keep` samples its single images."""
         self._places = {name: _place(m) for name, m in measured.items()}
         batches = [add_up([measured[name] for name in names]) for names in _by_kind(self._places).values()]
@@ -177,7 +177,7 @@ class _Sums:
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
         return batches
 
-    def keep(self, hashes: Tensor, order: Tensor, batches: list[_Batch]) -> None:
+    def keep(self, hashes: Tensor, order: Tensor, batches: list[_BatchSums]) -> None:
         """Keep the single images with the smallest hashes. `hashes` is ascending; `order` has indices in the batch."""
         self.images += len(hashes)
         full = len(self.sampled) == self._most
@@ -206,7 +206,9 @@ class _Sums:
         return {name: found[name] for name in self._places}
 
 
-class _Batch(NamedTuple):
+class _BatchSums(NamedTuple):
+    """One batch at all sites of a kind: sums over its images, and the single images."""
+
     sums: list[Tensor]  # float64
     images: Tensor  # (batch, ...)
     condense: Callable[[Tensor], Tensor]  # converts to the form in which single images are kept

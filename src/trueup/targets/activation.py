@@ -83,7 +83,7 @@ class ActivationTarget:
         return self._distance(sketch(ordered).float().cpu())
 
     def clean_distance(self) -> Tensor:
-        """The same of each sampled image `(sampled images,)`."""
+        """Distance of each sampled clean image from the target `(sampled images,)` float32."""
         return self._distance(self.sample)
 
     def _distance(self, sketches: Tensor) -> Tensor:

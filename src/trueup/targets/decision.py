@@ -95,7 +95,7 @@ class Decision:
 
     @property
     def rule(self) -> Evidence:
-        """The chosen rule."""
+        """The chosen setting; one that changes nothing if the model is left as it is."""
         return self.chosen.rule if self.chosen else LEFT_ALONE
 
     @property

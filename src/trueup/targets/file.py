@@ -40,9 +40,8 @@ _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", tor
 def contents(targets: Targets, *, reduced: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Everything that a file holds: tensors by name, and text by name. A `reduced` file holds less (see `small`)."""
     rule = targets.rule if targets.rule is not None and targets.rule.changes else None
-    most = (
-        {"gate": small.SMALL_GATE_SAMPLE} if rule is None or not rule.gated else {}
-    )  # a gate that is used stays whole
+    gate_stays_whole = rule is not None and rule.gated
+    most = {} if gate_stays_whole else {"gate": small.SMALL_GATE_SAMPLE}
     tensors: dict[str, Tensor] = {"sampled": targets.sampled[: most.get("gate") if reduced else None]}
     tuned, settled = (
         any(getattr(norm, part) is not None for norm in targets.norms.values()) for part in ("weights", "settled")
@@ -110,12 +109,12 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         decision = Decision.from_json(metadata["decision"]) if "decision" in metadata else None
         rule = None if decision is None else decision.rule
         groups = {group: dict(_targets(group, version, metadata, tensors, rule)) for group in _GROUPS}
-        _check_names(groups, tensors)
+        _check_no_orphans(groups, tensors)
         if rule is not None and rule.tuned and not any(f"{name}/weights" in tensors for name in groups["norms"]):
             raise ValueError(f"it chose {rule} but holds no learned weights")
         if not (groups["activations"] or groups["norms"]):
             raise ValueError("it holds no targets")
-        _check("sampled", tensors["sampled"], torch.int64, 1)
+        _check_tensor("sampled", tensors["sampled"], torch.int64, 1)
         for name, target in ((name, target) for group in groups.values() for name, target in group.items()):
             if not 1 <= len(target.sample) <= min(len(tensors["sampled"]), target.images):
                 raise ValueError(
@@ -161,11 +160,11 @@ def _targets(
         total, sample = tensors[f"{prefix}total"], tensors[f"{prefix}sample"]
         if group == "activations":
             square, levels = tensors[f"{prefix}square"], tensors.get(f"{prefix}levels")
-            _check(name, total, torch.float64, 1, ascending=True)
-            _check(name, square, torch.float64, 1, negative=False)
-            _check(name, sample, torch.float32, 2, ascending=True)
+            _check_tensor(name, total, torch.float64, 1, ascending=True)
+            _check_tensor(name, square, torch.float64, 1, negative=False)
+            _check_tensor(name, sample, torch.float32, 2, ascending=True)
             if levels is not None:
-                _check(name, levels, torch.float64, 1, ascending=True)
+                _check_tensor(name, levels, torch.float64, 1, ascending=True)
                 if levels[0] != 0 or levels[-1] != 1 or (levels.diff() <= 0).any():
                     raise ValueError(f"the quantile levels of site {name!r} do not rise from 0 to 1")
             loss = record["loss"]
@@ -173,23 +172,23 @@ def _targets(
                 raise ValueError(f"site {name!r} has the compression loss {loss!r}")
             yield name, ActivationTarget(shape, levels, total, square, loss, images, sample)
         else:
-            _check(name, total, torch.float64, 2)
+            _check_tensor(name, total, torch.float64, 2)
             if sample.dtype == torch.uint8 and version >= 5:
                 sample = small.decode(sample, tensors[f"{prefix}grid"])
-            _check(name, sample, torch.float16, 3)
+            _check_tensor(name, sample, torch.float16, 3)
             for variances in (total[1:], sample[:, 1:]):
-                _check(name, variances, variances.dtype, variances.dim(), negative=False)
+                _check_tensor(name, variances, variances.dtype, variances.dim(), negative=False)
             settled = tensors.get(f"{prefix}settled") if rule is not None else None
             drift, drifted = tensors.get(f"{prefix}drift"), record.get("drifted", 0)
             if drift is not None:
-                _check(name, drift, torch.float64, 2, negative=False)
+                _check_tensor(name, drift, torch.float64, 2, negative=False)
                 if not _is_count(drifted) or drift.shape != total[:4].shape:
                     raise ValueError(f"the drift of site {name!r} has shape {tuple(drift.shape)} of {drifted!r} images")
             elif type(drifted) is not int or drifted != 0 or record.get("drift") is not None:
                 raise ValueError(f"site {name!r} has no drift, but counts {drifted!r} images for it")
             weights = tensors.get(f"{prefix}weights")
             if weights is not None:
-                _check(name, weights, torch.float32, 2)
+                _check_tensor(name, weights, torch.float32, 2)
                 if bool((weights <= 0).any()):
                     raise ValueError(f"the learned weights of site {name!r} are not all positive")
             known = None if settled is None else rule
@@ -199,7 +198,7 @@ def _targets(
             yield name, target
 
 
-def _check(
+def _check_tensor(
     name: str, tensor: Tensor, dtype: torch.dtype, dims: int, *, ascending: bool = False, negative: bool = True
 ) -> None:
     if tensor.dtype != dtype or tensor.dim() != dims or not tensor.numel():
@@ -212,7 +211,7 @@ def _check(
         raise ValueError(f"the quantiles of {name!r} are not ascending")
 
 
-def _check_names(groups: Mapping[str, Mapping[str, object]], tensors: Mapping[str, Tensor]) -> None:
+def _check_no_orphans(groups: Mapping[str, Mapping[str, object]], tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError if a tensor belongs to no target: then the target of a site was lost."""
     prefixes = {f"{name}/{_GROUPS[group]}" for group, targets in groups.items() for name in targets}
     for name in tensors.keys() - {"sampled"}:

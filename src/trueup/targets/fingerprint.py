@@ -61,9 +61,8 @@ class Fingerprint:
     @classmethod
     def of(cls, model: nn.Module) -> Fingerprint:
         """Take the fingerprint of a model."""
-        state = {
-            name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)
-        }  # or a module's extra state
+        # A module's extra state need not be a tensor.
+        state = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
         rough = {name for name, t in state.items() if _is_quantised(t)}
         values = {name: t.dequantize() if name in rough else t for name, t in state.items()}
         values = {name: t for name, t in values.items() if t.is_floating_point()}

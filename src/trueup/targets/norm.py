@@ -118,7 +118,7 @@ class NormTarget:
         return evidence.statistics(moments, floor.to(a.device))
 
     def to(self, device: torch.device | None) -> NormTarget:
-        """The same target on another device."""
+        """Copy of the target on another device."""
         drift, weights, settled = (
             None if part is None else part.to(device) for part in (self.drift, self.weights, self.settled)
         )
@@ -170,10 +170,9 @@ class NormTarget:
 
         If one of n images lies z spreads (of all n) away, that is n z² / (n - 1 - z²).
         """
-        rows = self._rows(bands=True)
-        floor = self._floor(rows)
-        clean = self._statistics(rows, floor)
-        z2 = evidence.z_squared(clean, evidence.centre_and_spread(clean))
+        usual, floor = self.usual()
+        clean = self._statistics(self._rows(bands=True), floor)
+        z2 = evidence.z_squared(clean, usual)
         n = len(clean)
         return (n * z2 / (n - 1 - z2).clamp(min=1e-3)).mean(dim=(1, 2))
 
@@ -188,8 +187,12 @@ class NormTarget:
 
     def clean_features(self) -> Tensor:
         """Features of the sampled images `(sampled images, d)`."""
+        return gate.features(self.clean_moments(), self.floor)
+
+    def clean_moments(self) -> Tensor:
+        """Moments of the sampled images `(sampled images, k, channels)` float64."""
         kept = self.sample.double()
-        return gate.features(torch.cat([kept[:, :1], kept[:, 1:4].square(), kept[:, 4:]], dim=1), self.floor)
+        return torch.cat([kept[:, :1], kept[:, 1:4].square(), kept[:, 4:]], dim=1)
 
     def _rows(self, *, bands: bool) -> list[int]:
         return [0, 2, 3] if bands and self.bands else [0, 1]
@@ -200,8 +203,7 @@ class NormTarget:
 
     def _statistics(self, rows: list[int], floor: Tensor) -> Tensor:
         """Statistics of the sampled images."""
-        kept = self.sample[:, rows].double()
-        return evidence.statistics(torch.cat([kept[:, :1], kept[:, 1:].square()], dim=1), floor)
+        return evidence.statistics(self.clean_moments()[:, rows], floor)
 
 
 def mean_weights(parts: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:

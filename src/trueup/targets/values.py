@@ -49,9 +49,8 @@ class Targets:
     sampled: Tensor  # (<= GATE_SAMPLE,) int64
     fingerprint: Fingerprint
     decision: Decision | None = None
-    sites: Sites = field(
-        default_factory=Sites
-    )  # all sites of the model, as calibration found them; empty in files of earlier versions
+    # All sites of the model, as calibration found them. Files of earlier versions hold none.
+    sites: Sites = field(default_factory=Sites)
 
     def __repr__(self) -> str:
         parts = (len(self.activations), "activation"), (len(self.norms), "norm"), (self.images, "image")
@@ -109,9 +108,8 @@ class Targets:
                 stacklevel=2,
             )
         sampled, order = torch.cat([self.sampled, other.sampled]).sort(stable=True)
-        shared = [
-            name for name in self.gate if name in other.gate
-        ]  # images of another size may make the gate read other norms
+        # Images of another size may make the gate read other norms.
+        shared = [name for name in self.gate if name in other.gate]
         many, few = (_Kept(len(self.sampled), order[:most]) for most in (self.GATE_SAMPLE, self.SAMPLE))
         norms = {name: _merge(name, t, other.norms[name], few) for name, t in self.norms.items()}
         tuned = {name for part in (self, other) for name, norm in part.norms.items() if norm.weights is not None}
@@ -121,7 +119,7 @@ class Targets:
             gate={name: _merge(name, self.gate[name], other.gate[name], many) for name in shared},
             sampled=sampled[: self.GATE_SAMPLE if shared else self.SAMPLE],
             fingerprint=self.fingerprint,
-            decision=_pooled(
+            decision=_merged_decision(
                 self.decision,
                 other.decision,
                 gated=bool(shared),
@@ -198,7 +196,7 @@ def _merge(name: str, a: _Target, b: _Target, kept: _Kept) -> _Target:
     return replace(total, sample=kept.rows(total.sample, other))
 
 
-def _pooled(a: Decision | None, b: Decision | None, *, gated: bool, tuned: bool) -> Decision | None:
+def _merged_decision(a: Decision | None, b: Decision | None, *, gated: bool, tuned: bool) -> Decision | None:
     """Merge two decisions; drop gated rules if the sum has no gate, and tuned ones if weights were lost."""
     both = a + b if a is not None and b is not None else a or b
     if both is None:

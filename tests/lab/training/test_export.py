@@ -10,7 +10,7 @@ import torch
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.models import read_models, read_record
 from trueup_lab.tables import as_text, read_table
-from trueup_lab.training.accuracy import accuracy
+from trueup_lab.training.accuracy import share_correct
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.export import PAPER, AccuracyRow, accuracy_rows, export, gather, representative
 from trueup_lab.training.recipes import Recipe
@@ -39,7 +39,7 @@ def test_seeds_of_several_runs_go_into_one_file_with_their_accuracies(runs, tiny
     models, record = read_models(path), read_record(path)
     assert list(models) == [0, 1, 2]
     for seed, model in models.items():
-        assert record.accuracy[seed] == accuracy(model, tiny, NORMALISATION["digits"])
+        assert record.accuracy[seed] == share_correct(model, tiny, NORMALISATION["digits"])
     assert record.training["recipe"]["batch"] == 8
 
 

@@ -14,7 +14,7 @@ from trueup_lab.data.images import NORMALISATION, Images
 from trueup_lab.models import ARCHITECTURES, Record, convnext, vit, zoo
 from trueup_lab.models.weights import weights_of
 from trueup_lab.training import fleet as module
-from trueup_lab.training.augment import Mixing, crop_and_mirror, draw_epoch, draw_mixing, mix
+from trueup_lab.training.augment import Mixing, crop_and_mirror, draw_epoch, draw_mixing, mix_and_blank
 from trueup_lab.training.checkpoint import load_checkpoint
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.export import export, gather
@@ -102,7 +102,7 @@ def test_a_fleet_trains_what_a_textbook_loop_with_adamw_and_mixing_trains(colour
     for step in range(2):
         part = slice(4 * step, 4 * step + 4)
         pixels = crop_and_mirror(colours.images[order[part]], shift[part], mirror[part], 4)
-        x, own = mix(NORMALISATION["cifar10"](pixels), Mixing(*(t[part] for t in mixing)))
+        x, own = mix_and_blank(NORMALISATION["cifar10"](pixels), Mixing(*(t[part] for t in mixing)))
         one_hot = F.one_hot(colours.labels[order[part]], 10) * 0.9 + 0.01
         wanted = own[:, None] * one_hot + (1 - own[:, None]) * one_hot.roll(1, dims=0)
         loss = -(wanted * model(x).log_softmax(1)).sum(1).mean()
@@ -158,7 +158,7 @@ def test_mixing_is_a_weighted_sum_and_the_label_follows_the_pixels():
         torch.tensor([nothing, [0, 2, 4, 4], nothing]),
         torch.tensor([nothing, nothing, [1, 1, 3, 4]]),
     )
-    mixed, own = mix(x, mixing)
+    mixed, own = mix_and_blank(x, mixing)
     assert own.tolist() == [0.25, 0.5, 1.0]
     torch.testing.assert_close(mixed[0], 0.25 * x[0] + 0.75 * x[2])
     assert torch.equal(mixed[1], torch.cat((x[1, :, :, :2], x[0, :, :, 2:]), dim=2))

@@ -13,7 +13,7 @@ from trueup import atomic
 from trueup.atomic import write_atomically
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.models.files import shipped
-from trueup_lab.training.accuracy import accuracy
+from trueup_lab.training.accuracy import share_correct
 from trueup_lab.training.checkpoint import load_checkpoint, save_checkpoint
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.recipes import Recipe
@@ -94,7 +94,7 @@ def test_a_trained_model_has_learned_and_the_record_says_how_well(tiny, tmp_path
     choices = replace(CHOICES, seeds=(0,), recipe=replace(CHOICES.recipe, epochs=12, decay_after=(9,)))
     model = train(choices, tiny, tiny, Engine(), out=tmp_path)[0]
     assert not model.training
-    right = accuracy(model, tiny, NORMALISATION["digits"])
+    right = share_correct(model, tiny, NORMALISATION["digits"])
     assert right > 0.9
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["test_accuracy"] == {"0": right}

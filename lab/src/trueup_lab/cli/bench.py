@@ -1,4 +1,4 @@
-"""`trueup bench`."""
+"""`trueup bench`: measure the cost of the correction."""
 
 from __future__ import annotations
 

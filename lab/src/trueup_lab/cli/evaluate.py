@@ -1,4 +1,4 @@
-"""`trueup evaluate`."""
+"""`trueup evaluate`: measure models under corruptions, with every method."""
 
 from __future__ import annotations
 

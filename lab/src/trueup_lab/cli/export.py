@@ -1,4 +1,4 @@
-"""`trueup export`."""
+"""`trueup export`: turn training runs into model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trueup reproduce`."""
+"""`trueup reproduce`: measure and draw the tables and figures of the paper."""
 
 from __future__ import annotations
 

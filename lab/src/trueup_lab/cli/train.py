@@ -1,4 +1,4 @@
-"""`trueup train`."""
+"""`trueup train`: train source models."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from trueup_lab.data.corruptions import CHOSEN_ON, REPORTED_ON
 from trueup_lab.data.sets import SETS
 from trueup_lab.evaluation import (
     BatchStatistics,
@@ -25,14 +26,10 @@ from trueup_lab.evaluation import (
     mean_iou,
     read_counts,
 )
-from trueup_lab.evaluation.alexnet import ERRORS, EXTRA_ERRORS
 from trueup_lab.evaluation.methods import Default
 from trueup_lab.tables import number, read_table, write_table
 
 R = TypeVar("R", SegmentationRow, "SummaryRow")
-
-FIFTEEN, FOUR = tuple(ERRORS), tuple(EXTRA_ERRORS)
-"""The corruptions that results are reported on, and those on which constants may be chosen."""
 
 LEVELS = (1, 2, 3, 4, 5)
 PRIORS = (4, 8, 16, 32, 64)
@@ -122,10 +119,10 @@ def groups(levels: tuple[int, ...] = LEVELS) -> dict[str, list[tuple[str, int]]]
     """
     return {
         "clean": [("identity", 0)],
-        "fifteen": [(name, level) for name in FIFTEEN for level in levels],
-        "four": [(name, level) for name in FOUR for level in levels],
-        **{f"severity {level}": [(name, level) for name in FIFTEEN] for level in levels},
-        **{name: [(name, level) for level in levels] for name in (*FIFTEEN, *FOUR)},
+        "fifteen": [(name, level) for name in REPORTED_ON for level in levels],
+        "four": [(name, level) for name in CHOSEN_ON for level in levels],
+        **{f"severity {level}": [(name, level) for name in REPORTED_ON] for level in levels},
+        **{name: [(name, level) for level in levels] for name in (*REPORTED_ON, *CHOSEN_ON)},
     }
 
 

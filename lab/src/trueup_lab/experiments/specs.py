@@ -22,15 +22,11 @@ from trueup_lab.evaluation.alexnet import ERRORS
 NORMS = ("bn", "frn", "gn")
 PUBLIC = "public"  # used instead of a norm for a published model with batch norm
 PAPERS: dict[str, dict[str, Correct]] = {
-    "mnist": {
-        "bn": Correct(0.75, 0.25, 2),
-        "frn": Correct(0.25, 0.5, 1),
-        "gn": Correct(0.5, 0.5, 1),
-    },  # the paper's Table 4
+    "mnist": {"bn": Correct(0.75, 0.25, 2), "frn": Correct(0.25, 0.5, 1), "gn": Correct(0.5, 0.5, 1)},
     "cifar10": dict.fromkeys(NORMS, Correct(1.0, 0.2, 1)),
     "imagenet": dict.fromkeys(NORMS, Correct(0.5, 0.5, 1)),
 }
-"""The paper's settings by set and norm."""
+"""The paper's settings by set and norm (Table 4)."""
 
 ITERATIONS = ((0.75, 0.25), (0.5, 0.5), (0.5, 0.25), (0.25, 0.5))
 """The pairs (lambda1, lambda2) of the paper's Figure 3."""

@@ -19,11 +19,11 @@ import trueup
 from trueup.functional import evidence, paper
 from trueup_lab import models
 from trueup_lab.data import digits
-from trueup_lab.data.corruptions import corrupt, corruption_names
+from trueup_lab.data.corruptions import REPORTED_ON, corrupt
 from trueup_lab.data.images import NORMALISATION
 from trueup_lab.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, pyplot, quiet
 from trueup_lab.performance import read_timings
-from trueup_lab.performance.architectures import ARCHITECTURES
+from trueup_lab.performance.architectures import TIMED_NETWORKS
 from trueup_lab.tables import read_dicts
 
 MODEL = "resnet20-bn-digits"
@@ -41,12 +41,6 @@ WAYS = {  # ways of running a network, as the cases of `trueup bench` end
     ", batch 1": ("one image", PURPLE, "s"),
     ", batch 1, CUDA graph": ("one image, CUDA graph", GREEN, "^"),
 }
-CORRUPTIONS = {*corruption_names("cifar10-c")} - {
-    "speckle_noise",
-    "gaussian_blur",
-    "spatter",
-    "saturate",
-}  # the fifteen
 
 
 def draw_transport(path: Path) -> None:
@@ -107,7 +101,7 @@ def bench_gains(results: Path) -> dict[str, dict[str, float]]:
     """The default's gain by corruption and model, mean over severities and models of a name, least gain first."""
     gains: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_dicts(results / "bench.csv"):
-        if row["method"] == "default" and row["model"] in SHOWN and row["corruption"] in CORRUPTIONS:
+        if row["method"] == "default" and row["model"] in SHOWN and row["corruption"] in REPORTED_ON:
             gains[row["corruption"]][row["model"]].append(float(row["gain"]))
     means = {name: {model: round(fmean(found), 3) for model, found in by.items()} for name, by in gains.items()}
     return dict(sorted(means.items(), key=lambda item: (fmean(item[1].values()), item[0])))
@@ -134,7 +128,7 @@ def bench_costs(results: Path) -> dict[str, dict[str, float]]:
     """Time of the corrected network over the model's on a GPU, by architecture and by how it runs."""
     rows = read_timings(results / "performance_h200.csv")
     found = {row.case: round(row.ratio, 3) for row in rows if row.what == "evidence, no gate"}
-    names = [architecture.name for architecture in ARCHITECTURES]
+    names = [architecture.name for architecture in TIMED_NETWORKS]
     costs = {name: {way: found[name + way] for way in WAYS if name + way in found} for name in names}
     return {name: by for name, by in costs.items() if by}
 

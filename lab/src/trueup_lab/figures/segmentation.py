@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from trueup_lab.data.corruptions import REPORTED_ON
 from trueup_lab.demo.scenes import ScenesRow
-from trueup_lab.experiments.segmentation import FIFTEEN, SummaryRow, best_mixing
+from trueup_lab.experiments.segmentation import SummaryRow, best_mixing
 from trueup_lab.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, pyplot, quiet, save
 from trueup_lab.page_blocks import rewrite
 from trueup_lab.performance.rows import read_timings
@@ -32,11 +33,11 @@ SET_ASIDE = 3
 """The rows that the page is about: every third test image set aside for calibration. Until there are any, all rows."""
 
 
-def document(root: Path) -> None:
+def rewrite_page(root: Path) -> None:
     """Rewrite the tables between the markers of the page, and draw its plots."""
     rows = read_table(root / RESULTS / "summary.csv", SummaryRow)
     if [row for row in rows if row.group == "fifteen"]:
-        draw_severities(rows, root / "results" / "figures" / "segmentation-severities.png")
+        draw_iou_by_severity(rows, root / "results" / "figures" / "segmentation-severities.png")
         draw_classes(rows, root / "results" / "figures" / "segmentation-classes.png")
     rewrite(root / PAGE, tables(root))
     rewrite(root / "README.md", {"segmentation": for_readme(rows)})
@@ -46,7 +47,7 @@ def tables(root: Path) -> dict[str, str]:
     """The page's tables as Markdown, by the name of their marker."""
     rows = read_table(root / RESULTS / "summary.csv", SummaryRow)
     return {
-        "demo": demo_table(read_table(root / DEMO, ScenesRow)),
+        "demo": drawn_scenes_table(read_table(root / DEMO, ScenesRow)),
         "in words": in_words(rows),
         "methods": methods_table(rows),
         "corruptions": corruptions_table(rows),
@@ -56,7 +57,7 @@ def tables(root: Path) -> dict[str, str]:
     }
 
 
-def demo_table(rows: Sequence[ScenesRow]) -> str:
+def drawn_scenes_table(rows: Sequence[ScenesRow]) -> str:
     """Mean IoU of the drawn scenes: weather by severity, as trained and corrected."""
     levels = sorted({row.severity for row in rows if row.severity})
     lines = [
@@ -91,7 +92,7 @@ def in_words(rows: Sequence[SummaryRow]) -> str:
     gain = {(row.method, row.group): row for row in mine}
     clean, fifteen = gain["default", "clean"], gain["default", "fifteen"]
     mixing = best_mixing(mine) or "bn-mix"
-    by_gain = sorted((gain["default", name] for name in FIFTEEN), key=lambda row: row.gain)
+    by_gain = sorted((gain["default", name] for name in REPORTED_ON), key=lambda row: row.gain)
     least, most = by_gain[0], by_gain[-1]
     read_batches = [gain[method, "fifteen"].gain for method in ("bn-batch", "tent:rate=0.0001")]
     text = (
@@ -136,7 +137,7 @@ def corruptions_table(rows: Sequence[SummaryRow]) -> str:
         name for name in _shown(mine) if any(r.needs in ("targets", "batch norm") for r in mine if r.method == name)
     ]
     lines = [f"| | as trained | {' | '.join(map(_label, shown))} |", "|---" * (len(shown) + 2) + "|"]
-    for name in FIFTEEN:
+    for name in REPORTED_ON:
         by = {row.method: row for row in mine if row.group == name}
         if by.keys() >= {"uncorrected", *shown}:
             cells = [f"{by['uncorrected'].mean_iou:.1f}", *(_gain(by[method]) for method in shown)]
@@ -187,7 +188,7 @@ def time_table(root: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_severities(rows: Sequence[SummaryRow], path: Path) -> Path:
+def draw_iou_by_severity(rows: Sequence[SummaryRow], path: Path) -> Path:
     """Draw mean IoU against severity, one line per method."""
     plt, mine = pyplot(), _main(rows)
     mixing = best_mixing(mine) or ""

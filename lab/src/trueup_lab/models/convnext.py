@@ -28,7 +28,7 @@ class ConvNeXt(nn.Module):
             halve = nn.Conv2d(width_in, width, 2, stride=2)
             # The first convolution reads the image, so its norm comes after it.
             down = [halve, ChannelNorm(width)] if k == 0 else [ChannelNorm(width_in), halve]
-            stages.append(nn.Sequential(*down, *(Block(width) for _ in range(blocks))))
+            stages.append(nn.Sequential(*down, *(ConvNeXtBlock(width) for _ in range(blocks))))
             width_in = width
         self.stages = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(width_in, eps=EPS)
@@ -40,7 +40,7 @@ class ConvNeXt(nn.Module):
         return logits
 
 
-class Block(nn.Module):
+class ConvNeXtBlock(nn.Module):
     """A 7 x 7 depthwise convolution, layer norm, and per pixel a perceptron four times as wide; with a shortcut."""
 
     def __init__(self, width: int) -> None:

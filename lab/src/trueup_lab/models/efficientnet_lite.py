@@ -41,7 +41,7 @@ class EfficientNetLite(nn.Module):
         width_in = STEM
         for expansion, width, repeats, stride, kernel in stages(variant):
             for k in range(repeats):
-                blocks.append(Block(width_in, width, expansion, stride if k == 0 else 1, kernel))
+                blocks.append(MBConv(width_in, width, expansion, stride if k == 0 else 1, kernel))
                 width_in = width
         self._blocks = nn.Sequential(*blocks)
         self._conv_head = nn.Conv2d(width_in, HEAD, 1, bias=False)
@@ -72,7 +72,7 @@ def stages(variant: int) -> list[tuple[int, int, int, int, int]]:
     return found
 
 
-class Block(nn.Module):
+class MBConv(nn.Module):
     """A 1 x 1 convolution up to `expansion` times the width, a depthwise one, a 1 x 1 down; maybe a shortcut."""
 
     def __init__(self, width_in: int, width: int, expansion: int, stride: int, kernel: int) -> None:

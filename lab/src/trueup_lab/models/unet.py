@@ -16,18 +16,18 @@ class UNet(nn.Module):
     sees most of the picture. About 70,000 parameters.
     """
 
-    def __init__(self, classes: int = 8, channels: int = 3, widths: tuple[int, int, int] = WIDTHS) -> None:
+    def __init__(self, classes: int = 8, channels: int = 3) -> None:
         super().__init__()
-        half, quarter, eighth = widths
-        self.level1 = nn.Sequential(Block(channels, half, stride=2), Block(half, half))
-        self.level2 = nn.Sequential(Block(half, quarter, stride=2), Block(quarter, quarter))
+        half, quarter, eighth = WIDTHS
+        self.level1 = nn.Sequential(ConvolutionBlock(channels, half, stride=2), ConvolutionBlock(half, half))
+        self.level2 = nn.Sequential(ConvolutionBlock(half, quarter, stride=2), ConvolutionBlock(quarter, quarter))
         self.level3 = nn.Sequential(
-            Block(quarter, eighth, stride=2),
-            Block(eighth, eighth, dilation=2),
-            Block(eighth, eighth, dilation=4),
+            ConvolutionBlock(quarter, eighth, stride=2),
+            ConvolutionBlock(eighth, eighth, dilation=2),
+            ConvolutionBlock(eighth, eighth, dilation=4),
         )
-        self.up2 = Block(eighth + quarter, quarter)
-        self.up1 = Block(quarter + half, half)
+        self.up2 = ConvolutionBlock(eighth + quarter, quarter)
+        self.up1 = ConvolutionBlock(quarter + half, half)
         self.classifier = nn.Conv2d(half, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class UNet(nn.Module):
         return _enlarged(self.classifier(deep), x)
 
 
-class Block(nn.Module):
+class ConvolutionBlock(nn.Module):
     """A 3 x 3 convolution, batch norm and ReLU."""
 
     def __init__(self, width_in: int, width: int, *, stride: int = 1, dilation: int = 1) -> None:

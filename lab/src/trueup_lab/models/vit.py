@@ -30,7 +30,7 @@ class ViT(nn.Module):
             nn.Conv2d(WIDTH // 2, WIDTH, 3, stride=2, padding=1),
         )
         self.positions = nn.Parameter(torch.empty(1, TOKENS, WIDTH))
-        self.blocks = nn.Sequential(*(Block() for _ in range(DEPTH)))
+        self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(DEPTH)))
         self.norm = nn.LayerNorm(WIDTH)
         self.fc = nn.Linear(WIDTH, classes)
         initialise_narrow(self)
@@ -43,7 +43,7 @@ class ViT(nn.Module):
         return logits
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a perceptron, each preceded by a norm and bypassed by a shortcut."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The architectures of the table, with random weights, because weights do not change the cost."""
+"""The networks whose cost is measured, with random weights, because weights do not change the cost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trueup_lab import models
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """A network of the table. `make` builds it; those of torchvision need that package."""
+class TimedNetwork:
+    """An untrained network whose cost is measured. `make` builds it; those of torchvision need that package."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -51,17 +51,17 @@ def _small_vision_transformer() -> nn.Module:
     return model
 
 
-ARCHITECTURES = (
-    Architecture("ResNet-50", lambda: models.ResNet50("bn")),
-    Architecture("MobileNetV2", models.MobileNetV2),
-    Architecture("EfficientNet-Lite0", models.EfficientNetLite),
-    Architecture("DenseNet-121", _torchvision("densenet121")),
-    Architecture("RegNetY-1.6GF", _torchvision("regnet_y_1_6gf")),
-    Architecture("ConvNeXt-tiny", _torchvision("convnext_tiny")),
-    Architecture("ViT-S/16", _small_vision_transformer, convolutional=False),
-    Architecture("Swin-T", _torchvision("swin_t"), convolutional=False),
-    Architecture("DeepLabV3-MobileNet", _torchvision("deeplabv3_mobilenet_v3_large", weights_backbone=None)),
-    Architecture("ResNet-20", lambda: models.ResNet20("bn"), size=32),
+TIMED_NETWORKS = (
+    TimedNetwork("ResNet-50", lambda: models.ResNet50("bn")),
+    TimedNetwork("MobileNetV2", models.MobileNetV2),
+    TimedNetwork("EfficientNet-Lite0", models.EfficientNetLite),
+    TimedNetwork("DenseNet-121", _torchvision("densenet121")),
+    TimedNetwork("RegNetY-1.6GF", _torchvision("regnet_y_1_6gf")),
+    TimedNetwork("ConvNeXt-tiny", _torchvision("convnext_tiny")),
+    TimedNetwork("ViT-S/16", _small_vision_transformer, convolutional=False),
+    TimedNetwork("Swin-T", _torchvision("swin_t"), convolutional=False),
+    TimedNetwork("DeepLabV3-MobileNet", _torchvision("deeplabv3_mobilenet_v3_large", weights_backbone=None)),
+    TimedNetwork("ResNet-20", lambda: models.ResNet20("bn"), size=32),
 )
 
 

@@ -13,7 +13,7 @@ import torch
 
 import trueup
 from trueup.targets.decision import LEFT_ALONE, Decision, Trial
-from trueup_lab.performance.architectures import Architecture, pictures
+from trueup_lab.performance.architectures import TimedNetwork, pictures
 from trueup_lab.performance.networks import prepared
 from trueup_lab.performance.rows import TimingRow, absolute, compared
 from trueup_lab.performance.timing import side_by_side
@@ -22,7 +22,7 @@ CALIBRATION_REACH = 2.0
 """Upper bound for calibration, in forward passes over the same images."""
 
 
-def measure_calibration(architecture: Architecture, batch: int, device: torch.device) -> Iterator[TimingRow]:
+def measure_calibration(architecture: TimedNetwork, batch: int, device: torch.device) -> Iterator[TimingRow]:
     """Compare calibration with the same number of forward passes: more on a GPU, where tracing would dominate."""
     count = 40 if device.type == "cuda" else 10
     model, _ = prepared(architecture, device)
@@ -41,7 +41,7 @@ def measure_calibration(architecture: Architecture, batch: int, device: torch.de
     yield compared(case, "calibration", "forward passes", times, CALIBRATION_REACH, batch=batch)
 
 
-def measure_decision(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:
+def measure_decision(architecture: TimedNetwork, device: torch.device) -> Iterator[TimingRow]:
     """Compare the decision with its budget, 60 forward passes over 500 images; it takes minutes, so it runs once.
 
     The passes are timed on fewer images, before and after the decision. Untrained networks may keep more settings
@@ -68,7 +68,7 @@ def measure_decision(architecture: Architecture, device: torch.device) -> Iterat
     yield compared(case, "decision", "budget", {"decision": whole - without, "budget": budget}, 1.0, batch=32)
 
 
-def measure_file(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:
+def measure_file(architecture: TimedNetwork, device: torch.device) -> Iterator[TimingRow]:
     """The size of a targets file with the maximum number of images, whole and as saved by default.
 
     Sizes depend on numbers and shapes only, so few images are calibrated on and then repeated.

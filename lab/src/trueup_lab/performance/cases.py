@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import trueup
-from trueup_lab.performance.architectures import ARCHITECTURES, Architecture
+from trueup_lab.performance.architectures import TIMED_NETWORKS, TimedNetwork
 from trueup_lab.performance.calibration import (
     CALIBRATION_REACH,
     measure_calibration,
@@ -40,7 +40,7 @@ class PerformanceCase:
     reach: float | None = None
 
 
-BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
+BY_NAME = {architecture.name: architecture for architecture in TIMED_NETWORKS}
 RESNET20, RESNET50 = BY_NAME["ResNet-20"], BY_NAME["ResNet-50"]
 _PAPERS = {"ResNet-50": trueup.Correction(0.5, 0.5), "ResNet-20": trueup.Correction(1.0, 0.2)}
 _HALF: dict[str, Any] = {"dtype": torch.bfloat16, "channels_last": True}
@@ -54,20 +54,20 @@ def _network(name: str, needs: str, reach: float, network: NetworkCase) -> Perfo
     )
 
 
-def _with_paper(name: str, needs: str, reach: float, architecture: Architecture, **options: Any) -> PerformanceCase:
+def _with_paper(name: str, needs: str, reach: float, architecture: TimedNetwork, **options: Any) -> PerformanceCase:
     """A case in which the paper's rule is measured first."""
     rules = {"correction": _PAPERS[architecture.name], **EVIDENCE}
     return _network(f"{architecture.name}, {name}", needs, reach, NetworkCase(architecture, rules=rules, **options))
 
 
-def _memory(architecture: Architecture, batch: int) -> PerformanceCase:
+def _memory(architecture: TimedNetwork, batch: int) -> PerformanceCase:
     name = f"{architecture.name}, batch {batch}, bfloat16: peak memory"
     options: dict[str, Any] = {"channels_last": architecture.convolutional, "rules": _NO_GATE}
     network = NetworkCase(architecture, batch, dtype=torch.bfloat16, **options)
     return PerformanceCase(name, "cuda", lambda device: network.measure_memory(device, name, 1.1), reach=1.1)
 
 
-def _eager(architecture: Architecture) -> Iterator[PerformanceCase]:
+def _eager(architecture: TimedNetwork) -> Iterator[PerformanceCase]:
     """The rows of the table on a GPU that need no compiler but Triton."""
     name = architecture.name
     some = {**_NO_GATE, **({"correction": _PAPERS[name]} if name in _PAPERS else {})}
@@ -81,7 +81,7 @@ def _eager(architecture: Architecture) -> Iterator[PerformanceCase]:
     yield _memory(architecture, 64)
 
 
-def _compiled(architecture: Architecture, *, half: bool) -> PerformanceCase:
+def _compiled(architecture: TimedNetwork, *, half: bool) -> PerformanceCase:
     options: dict[str, Any] = {"dtype": torch.bfloat16} if half else {"tf32": True}
     network = NetworkCase(
         architecture, 64, channels_last=architecture.convolutional, how="compiled", rules=_NO_GATE, **options
@@ -89,19 +89,19 @@ def _compiled(architecture: Architecture, *, half: bool) -> PerformanceCase:
     return _network(f"{architecture.name}, batch 64, {'bfloat16' if half else 'TF32'}, compiled", "cuda", 1.15, network)
 
 
-def _calibration(architecture: Architecture, batch: int, needs: str) -> PerformanceCase:
+def _calibration(architecture: TimedNetwork, batch: int, needs: str) -> PerformanceCase:
     name = f"calibration, {architecture.name}, batch {batch}"
     return PerformanceCase(
         name, needs, lambda device: measure_calibration(architecture, batch, device), reach=CALIBRATION_REACH
     )
 
 
-def _first_answer(architecture: Architecture) -> PerformanceCase:
+def _first_answer(architecture: TimedNetwork) -> PerformanceCase:
     measure = functools.partial(measure_first_answer, architecture)
     return PerformanceCase(f"{architecture.name}: first answer", "cuda", measure)
 
 
-def _cpu(architecture: Architecture) -> Iterator[PerformanceCase]:
+def _cpu(architecture: TimedNetwork) -> Iterator[PerformanceCase]:
     """The rows of the table on a CPU."""
     name = architecture.name
     options: dict[str, Any] = {"architecture": architecture, "rules": _NO_GATE, "threads": 1}
@@ -115,12 +115,12 @@ def _cpu(architecture: Architecture) -> Iterator[PerformanceCase]:
 
 
 _SHOWN_FIRST = ("ResNet-50", "MobileNetV2", "ViT-S/16")  # of the first answers
-_LATER = [architecture for architecture in ARCHITECTURES if architecture.name not in _SHOWN_FIRST]
+_LATER = [architecture for architecture in TIMED_NETWORKS if architecture.name not in _SHOWN_FIRST]
 
 # In the order in which they are wanted, because a run may end before the last: the table's columns for all
 # architectures, quick ones first. Cases of one architecture that need no compiling are together, as it is built once.
 CASES = (
-    *(case for architecture in ARCHITECTURES for case in _eager(architecture)),
+    *(case for architecture in TIMED_NETWORKS for case in _eager(architecture)),
     *(case for name in ("ResNet-20", "MobileNetV2", "ResNet-50") for case in _cpu(BY_NAME[name])),
     _calibration(RESNET50, 64, "cuda"),
     _calibration(RESNET50, 8, "cpu"),
@@ -128,8 +128,8 @@ CASES = (
     PerformanceCase("decision, ResNet-20", "", lambda device: measure_decision(RESNET20, device)),
     PerformanceCase("decision, MobileNetV2", "cuda", lambda device: measure_decision(BY_NAME["MobileNetV2"], device)),
     *(_first_answer(BY_NAME[name]) for name in _SHOWN_FIRST),
-    *(_compiled(architecture, half=True) for architecture in ARCHITECTURES),
-    *(_compiled(architecture, half=False) for architecture in ARCHITECTURES),
+    *(_compiled(architecture, half=True) for architecture in TIMED_NETWORKS),
+    *(_compiled(architecture, half=False) for architecture in TIMED_NETWORKS),
     *(_first_answer(architecture) for architecture in _LATER),
     PerformanceCase("targets file, ResNet-50", "", lambda device: measure_file(RESNET50, device)),
     _with_paper("batch 256, bfloat16", "cuda", 1.35, RESNET50, batch=256, rivals=True, **_HALF),

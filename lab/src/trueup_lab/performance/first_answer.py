@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 import trueup
-from trueup_lab.performance.architectures import ARCHITECTURES, Architecture, pictures
+from trueup_lab.performance.architectures import TIMED_NETWORKS, TimedNetwork, pictures
 from trueup_lab.performance.networks import EVIDENCE, prepared
 from trueup_lab.performance.rows import TimingRow, absolute
 
 BATCH = 64
 
 
-def measure_first_answer(architecture: Architecture, device: torch.device) -> Iterator[TimingRow]:
+def measure_first_answer(architecture: TimedNetwork, device: torch.device) -> Iterator[TimingRow]:
     """Measure `correct`, the first answer with an empty and a full cache (less the model's own), and its kernels."""
     case = f"{architecture.name}: first answer"
     model, targets = prepared(architecture, device)
@@ -56,7 +56,7 @@ def _in_a_new_process(folder: Path, architecture: str, device: torch.device) -> 
     return found
 
 
-def _times(folder: Path, architecture: Architecture, device: torch.device) -> dict[str, float]:
+def _times(folder: Path, architecture: TimedNetwork, device: torch.device) -> dict[str, float]:
     """Seconds of `correct`, of the model's second answer, and of the corrected model's first."""
     layout = torch.channels_last if architecture.convolutional else torch.contiguous_format
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -85,7 +85,7 @@ def _times(folder: Path, architecture: Architecture, device: torch.device) -> di
 def main() -> None:
     """Print the times of one process as JSON."""
     folder, name, device = sys.argv[1:]
-    architecture = next(a for a in ARCHITECTURES if a.name == name)
+    architecture = next(a for a in TIMED_NETWORKS if a.name == name)
     print(json.dumps(_times(Path(folder), architecture, torch.device(device))))
 
 

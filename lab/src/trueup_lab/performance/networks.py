@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import trueup
 from trueup.rules import Rule
 from trueup_lab.evaluation.methods import BatchStatistics, Method, Mixed, Tent
-from trueup_lab.performance.architectures import Architecture, pictures
+from trueup_lab.performance.architectures import TimedNetwork, pictures
 from trueup_lab.performance.rows import TimingRow, compared
 from trueup_lab.performance.timing import captured, peak_memory, side_by_side
 
@@ -31,7 +31,7 @@ RIVALS: dict[str, Method] = {"BN batch": BatchStatistics(), "BN mix": Mixed(), "
 class NetworkCase:
     """An architecture, its batches, and the way it is run."""
 
-    architecture: Architecture
+    architecture: TimedNetwork
     batch: int
     dtype: torch.dtype = torch.float32
     tf32: bool = False
@@ -95,7 +95,7 @@ class NetworkCase:
 
 
 @functools.lru_cache(maxsize=1)
-def prepared(architecture: Architecture, device: torch.device) -> tuple[nn.Module, trueup.Targets]:
+def prepared(architecture: TimedNetwork, device: torch.device) -> tuple[nn.Module, trueup.Targets]:
     """A model in float32 and its targets."""
     model = architecture.build(device)
     return model, trueup.calibrate(model, [pictures(8, architecture.size, device)], decide=False)

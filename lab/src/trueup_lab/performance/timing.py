@@ -20,9 +20,7 @@ def side_by_side(works: Mapping[str, Work], device: torch.device, *, seconds: fl
     """
     for work in works.values():
         work()
-    once = {
-        name: _time(work, 1, device) for name, work in works.items()
-    }  # the second call, when everything is compiled
+    once = {name: _time(work, 1, device) for name, work in works.items()}  # by now, everything is compiled
     once = {name: min(once[name], _time(work, 1, device)) for name, work in works.items()}
     least = 0.005 if device.type == "cuda" else 0.02
     repeats = {name: max(1, min(1000, round(least / max(once[name], 1e-6)))) for name in works}

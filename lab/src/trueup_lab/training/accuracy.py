@@ -9,7 +9,7 @@ from trueup_lab.data.images import Images, Normalisation
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: Images, normalisation: Normalisation) -> float:
+def share_correct(model: nn.Module, data: Images, normalisation: Normalisation) -> float:
     """Return the share of `data`, images or pixels, that `model` classifies correctly, in evaluation mode and float32.
 
     `data` must be on the model's device.

@@ -63,7 +63,7 @@ def draw_mixing(seed: int, epoch: int, *, used: int, size: tuple[int, int], mixi
     return Mixing(weight, box, blank)
 
 
-def mix(images: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
+def mix_and_blank(images: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
     """Mix each image (B, C, H, W) with the one before it in the batch, and blank its box.
 
     Also returns the image's own share (B,): the weight of its label; the other label has the rest. Images must be

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trueup_lab.data.images import Images, Normalisation
 from trueup_lab.models.weights import COUNTER, weights_of
-from trueup_lab.training.augment import Draws, Mixing, crop_and_mirror, draw_epoch, draw_mixing, mix
+from trueup_lab.training.augment import Draws, Mixing, crop_and_mirror, draw_epoch, draw_mixing, mix_and_blank
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.optimiser import make_optimiser
 from trueup_lab.training.recipes import Recipe, learning_rate
@@ -234,7 +234,7 @@ def _batch_loss(
     x = batch * scale + shift
     own = None
     if mixing is not None:
-        x, own = mix(x, mixing)
+        x, own = mix_and_blank(x, mixing)
     if engine.channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=engine.precision == "bfloat16"):

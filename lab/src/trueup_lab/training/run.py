@@ -30,7 +30,7 @@ from trueup_lab.models.files import Record, shipped
 from trueup_lab.models.resnet20 import GROUPS, Shortcut
 from trueup_lab.models.weights import load_weights, weights_of
 from trueup_lab.tables import write_table
-from trueup_lab.training.accuracy import accuracy
+from trueup_lab.training.accuracy import share_correct
 from trueup_lab.training.checkpoint import damaged, load_checkpoint, save_checkpoint
 from trueup_lab.training.engine import Engine
 from trueup_lab.training.fleet import Fleet
@@ -189,7 +189,7 @@ def _train(
         last = done == recipe.epochs
         tested: list[float | None] = [None] * len(results)
         if last or done % test_every == 0:
-            tested = [accuracy(t.model, test, normalisation) for t in fleet.trainees]
+            tested = [share_correct(t.model, test, normalisation) for t in fleet.trainees]
         for seed, (loss, right), test_right in zip(choices.seeds, results, tested, strict=True):
             history.append(HistoryRow(done, seed, loss, right, test_right))
         slowest = max(slowest, time.monotonic() - started)
@@ -209,7 +209,9 @@ def _train(
             return None
     models = {trainee.seed: _finished(choices, trainee.state()) for trainee in fleet.trainees}
     if out is not None:
-        accuracies = {seed: accuracy(model.to(engine.device), test, normalisation) for seed, model in models.items()}
+        accuracies = {
+            seed: share_correct(model.to(engine.device), test, normalisation) for seed, model in models.items()
+        }
         _save(out, choices, engine, fleet, recipe.epochs, history, accuracies)
     return {seed: model.cpu() for seed, model in models.items()}
 

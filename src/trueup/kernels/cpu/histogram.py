@@ -51,7 +51,7 @@ def transport_rows(rows: Tensor, curve: Tensor, step: float, *, keep: bool, spar
 
 
 class _Rule(NamedTuple):
-    """Parameters of a correction, for the compiled functions."""
+    """Parameters of a correction, for the compiled functions. Caches of earlier versions contain this class's name."""
 
     offset: int  # exponent field, as from `offset_exponent`
     knots: np.ndarray  # (4, m), from `_by_rank`
@@ -80,7 +80,7 @@ def _transport(rows: Tensor, out: Tensor, rule: _Rule) -> None:
         counts, sums = np.empty((threads, _bins_of(rule)), np.int32), np.empty(blocks)
         run_parallel(lambda k: _count(*one, bounds[k], bounds[k + 1], rule.offset, rule.relu, counts[k], sums), threads)  # noqa: B023
         shift = np.empty(_bins_of(rule), np.float32)
-        finite = _table(counts.sum(axis=0, dtype=np.int32), sums, n, rule, shift)
+        finite = _make_table(counts.sum(axis=0, dtype=np.int32), sums, n, rule, shift)
         run_parallel(lambda k: _map(*one, into[row], bounds[k], bounds[k + 1], rule, shift, finite), threads)  # noqa: B023
 
 
@@ -117,7 +117,7 @@ def _whole_rows(a, bits, into, begin, end, rule):
     sums = np.empty(blocks)
     for row in range(begin, end):
         _count(a[row], bits[row], 0, blocks, rule.offset, rule.relu, counts, sums)
-        finite = _table(counts, sums, n, rule, shift)
+        finite = _make_table(counts, sums, n, rule, shift)
         _map(a[row], bits[row], into[row], 0, blocks, rule, shift, finite)
 
 
@@ -196,12 +196,12 @@ def _at_every_rank(knots, n):
     ranks = np.empty((2, n))
     knot = 0
     for rank in range(n):
-        ranks[0, rank], ranks[1, rank], knot = _read(knots, float(rank) if n > 1 else 0.5, knot)
+        ranks[0, rank], ranks[1, rank], knot = _read_curve(knots, float(rank) if n > 1 else 0.5, knot)
     return ranks
 
 
 @njit
-def _table(counts, sums, n, rule, shift):
+def _make_table(counts, sums, n, rule, shift):
     """Write the shift of each bin's values into `shift`; return whether the row is finite.
 
     The result has the same bits with `ranks` as without them, when they are `(2, 0)`.
@@ -234,8 +234,8 @@ def _table(counts, sums, n, rule, shift):
 @njit
 def _mean_over_ranks(knots, first, end, n, knot):
     """As `plain.mean_over_ranks`. `knot` lies at or below the first rank; that of the last rank is returned too."""
-    value, integral, knot = _read(knots, first if n > 1 else 0.5, knot)
-    last_value, last_integral, knot = _read(knots, float(end - 1) if n > 1 else 0.5, knot)
+    value, integral, knot = _read_curve(knots, first if n > 1 else 0.5, knot)
+    last_value, last_integral, knot = _read_curve(knots, float(end - 1) if n > 1 else 0.5, knot)
     return _trapezoids(value, integral, last_value, last_integral, end - first), knot
 
 
@@ -246,7 +246,7 @@ def _trapezoids(value, integral, last_value, last_integral, count):
 
 
 @njit
-def _read(knots, rank, knot):
+def _read_curve(knots, rank, knot):
     """Quantile function and its integral at a rank, and the knot below it, searched upwards from `knot`."""
     last = knots.shape[1] - 2
     while knot < last and knots[0, knot + 1] <= rank:

@@ -2,6 +2,8 @@
 
 `MEASURE`, `REALIGN` and `REALIGN_CHANNELS_LAST` are addresses of functions that take the address of a job: an array of
 `SIZE` int64. Threads share a job and take maps from it until none is left.
+
+All of this is one file, because numba's cache does not notice when a function in another file changes.
 """
 
 from __future__ import annotations

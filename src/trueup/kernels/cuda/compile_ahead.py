@@ -16,12 +16,14 @@ import contextvars
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
+
+from trueup.kernels.cuda.launch import Launch
 
 Result = TypeVar("Result")
 
@@ -52,6 +54,16 @@ class KernelSpec(NamedTuple):
     constants: tuple[Any, ...]
     options: tuple[tuple[str, Any], ...]
     device: torch.device
+
+
+def specs_of(launches: Mapping[Launch, tuple[Any, ...]], device: torch.device) -> list[KernelSpec]:
+    """Specs of some launches, each with the `types` of its arguments; none unless the device is a GPU."""
+    if device.type != "cuda":
+        return []
+    return [
+        KernelSpec(launch.kernel, types, launch.constants, tuple(launch.options.items()), device)
+        for launch, types in launches.items()
+    ]
 
 
 class _Pass(threading.local):

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trueup.functional.gate import KNOTS, Gate
-from trueup.kernels.cuda.launch import Launch, aligned
+from trueup.kernels.cuda.launch import Launch, ready
 
 BLOCK = 128  # channels, or features, that a program handles at a time
 _KNOTS, _STEPS, _END = tl.constexpr(KNOTS), tl.constexpr(KNOTS.bit_length()), tl.constexpr(1 << KNOTS.bit_length())
@@ -32,21 +32,17 @@ def gate_values(
     out = moments[0].new_empty((batch,), dtype=torch.float32)
     if batch == 0:
         return out
-    knots, tails, top, centre, held = (_ready(t) for t in (gate.knots, gate.tails, gate.top, gate.centre, gate.held))
+    knots, tails, top, centre, held = (ready(t) for t in (gate.knots, gate.tails, gate.top, gate.centre, gate.held))
     first = 0
     for measured, floor in zip(moments, floors, strict=True):
         _, k, channels = measured.shape
         launch = _launch_scores(batch, k, channels, features, first, (measured.dtype, floor.dtype), measured.device)
-        launch((_ready(measured), _ready(floor), knots, tails, top, centre, scores), channels, features, first)
+        launch((ready(measured), ready(floor), knots, tails, top, centre, scores), channels, features, first)
         first += channels * (4 if k == 5 else 2)
     white = scores @ gate.whiten
     launch = _launch_values(batch, features, len(held), ramp * budget, ramp, least, out.device)
     launch((white, held, out), features, len(held))
     return out
-
-
-def _ready(tensor: Tensor) -> Tensor:
-    return aligned(tensor.contiguous())
 
 
 @functools.lru_cache(maxsize=256)

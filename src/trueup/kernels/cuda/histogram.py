@@ -11,9 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueup.kernels.cuda.batch_norm import scale_and_shift
 from trueup.kernels.cuda.bins import bin_of, bin_of_zero
-from trueup.kernels.cuda.elementwise import clamp_to_float16, relu
+from trueup.kernels.cuda.elementwise import clamp_to_float16, relu, scale_and_shift
 
 BLOCK = 4096  # activations that a program loads at a time: four 16-byte loads per thread in float32
 SEGMENT = 8192  # activations per partial sum: the order of summation must not depend on how rows are divided

@@ -52,7 +52,7 @@ class Launch:
 
 
 def launch_nothing() -> None:
-    """Raise what stops kernels here, such as a missing C compiler or a GPU that is too old. Needs a GPU to find out."""
+    """Launch an empty kernel. It raises what stops kernels here: no C compiler, or a GPU that is too old."""
     if torch.cuda.is_available():
         _nothing[(1,)]()
 
@@ -64,6 +64,11 @@ def aligned(tensor: Tensor) -> Tensor:
     in another order.
     """
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def ready(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy if it is not contiguous or not `aligned`."""
+    return aligned(tensor if tensor.is_contiguous() else tensor.contiguous())
 
 
 def has_ptx(device: torch.device) -> bool:

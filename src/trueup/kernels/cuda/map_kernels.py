@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueup.kernels.cuda.batch_norm import scale_and_shift
 from trueup.kernels.cuda.coefficients import coefficients
+from trueup.kernels.cuda.elementwise import scale_and_shift
 from trueup.kernels.cuda.launch import wait_for_previous_kernel
 from trueup.kernels.cuda.strips import (
     first_columns,
@@ -55,7 +55,7 @@ def realign_whole(
     )
     for done in range(segments):  # backwards: the rows read last may still be in the cache
         top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
-        _write(
+        _write_strip(
             x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
             lower, upper,
             channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
@@ -171,7 +171,7 @@ def write_rows(
         reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS
     )
     top, bottom, column = _segment_bounds(part, rows, strips, rows_written, PAIRS, LAST)
-    _write(
+    _write_strip(
         x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
         lower, upper,
         channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
@@ -179,7 +179,7 @@ def write_rows(
 
 
 @triton.jit
-def _write(
+def _write_strip(
     x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
     lower, upper, channels, n, width, rows,
     PAIRS: tl.constexpr, LAST: tl.constexpr,

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trueup.kernels.batch_norm import BatchNorm
-from trueup.kernels.cuda.compile_ahead import KernelSpec, skip_uncompiled
-from trueup.kernels.cuda.launch import Launch, aligned, processors, starts_early
+from trueup.kernels.cuda.compile_ahead import KernelSpec, skip_uncompiled, specs_of
+from trueup.kernels.cuda.launch import Launch, aligned, processors, ready, starts_early
 from trueup.kernels.cuda.map_kernels import (
     measure_whole,
     moments_from_sums,
@@ -27,6 +26,7 @@ from trueup.kernels.cuda.map_kernels import (
     sum_segments,
     write_rows,
 )
+from trueup.kernels.fused_norms import BatchNorm
 from trueup.kernels.layout import channels_lie_last
 
 SEGMENT_ROWS = 28  # rows per segment, at most; even, because two are processed at a time
@@ -75,7 +75,7 @@ def realign(
 
 
 def moments(x: Tensor, bands: bool) -> Tensor | None:
-    """As `plain.moments`, for float32, bfloat16 or float16 `(batch, channels, ...)`; None as for `realign`."""
+    """As `plain.moments`, for float32, bfloat16 or float16 `(batch, channels, ...)`; None if this pass is skipped."""
     return measure_maps(_in_order(x), bands)
 
 
@@ -113,8 +113,8 @@ def realign_maps(
         normed = 1
         even = mean.is_contiguous() and variance.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
         if not even or (mean.data_ptr() | variance.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15:
-            mean, variance, weight, bias = _ready(mean), _ready(variance), _ready(weight), _ready(bias)
-    reference = _ready(reference)
+            mean, variance, weight, bias = ready(mean), ready(variance), ready(weight), ready(bias)
+    reference = ready(reference)
     norm_dtypes = (dtype,) * 4 if norm is None else (mean.dtype, variance.dtype, weight.dtype, bias.dtype)
     dtypes = (reference.dtype, *norm_dtypes)
     bands, add = reference.shape[1] == 3, residual is not None
@@ -158,14 +158,10 @@ def measure_maps(
     return found
 
 
-def _ready(tensor: Tensor) -> Tensor:
-    return aligned(tensor if tensor.is_contiguous() else tensor.contiguous())
-
-
 def gate_or_one(gate: Tensor | None, device: torch.device) -> tuple[int, Tensor]:
     """Stride of the gate values, and the values `(batch,)`. Without a gate, stride 0 and a single value of 1."""
     if gate is not None:
-        return 1, _ready(gate.float())
+        return 1, ready(gate.float())
     if (found := _ONES.get(device)) is None:
         with torch.inference_mode(False):
             found = torch.ones(1, dtype=torch.float32, device=device)
@@ -281,32 +277,23 @@ def _plan(
         whole,
         sums,
         finish,
-        [] if device.type != "cuda" else _kernels_of(whole, sums, finish, split, dtype, dtypes, device),
+        specs_of(_arguments_of(whole, sums, finish, split, dtype, dtypes), device),
     )
 
 
-def _kernels_of(
-    whole: Launch,
-    sums: Launch,
-    finish: Launch,
-    split: bool,
-    dtype: torch.dtype,
-    dtypes: tuple[torch.dtype, ...],
-    device: torch.device,
-) -> list[KernelSpec]:
-    """The kernels of a plan, for `compile_ahead`. `dtypes` are those of the reference and a norm; () to measure."""
+def _arguments_of(
+    whole: Launch, sums: Launch, finish: Launch, split: bool, dtype: torch.dtype, dtypes: tuple[torch.dtype, ...]
+) -> dict[Launch, tuple[Any, ...]]:
+    """Arguments of a plan's kernels, as `specs_of` takes them. `dtypes` are the reference's and a norm's, if any."""
     wide, size = torch.float32, 2  # any size will do, as kernels are not specialised on them
     tensors: tuple[Any, ...] = (wide,)
     if dtypes:
         reference, *norm = dtypes
         tensors = (reference, wide, dtype, dtype, *norm, 1e-5, 0, 0, 0.0, 0.0)
-    needed: dict[Launch, tuple[Any, ...]] = {whole: (dtype, *tensors, *(size,) * 7)}
-    if split:
-        last = (dtype, wide, *tensors, *(size,) * 7) if dtypes else (wide, wide, *(size,) * 6)
-        needed = {sums: (dtype, wide, *(size,) * 8), finish: last}
-    return [
-        KernelSpec(at.kernel, types, at.constants, tuple(at.options.items()), device) for at, types in needed.items()
-    ]
+    if not split:
+        return {whole: (dtype, *tensors, *(size,) * 7)}
+    last = (dtype, wide, *tensors, *(size,) * 7) if dtypes else (wide, wide, *(size,) * 6)
+    return {sums: (dtype, wide, *(size,) * 8), finish: last}
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:

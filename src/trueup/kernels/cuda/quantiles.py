@@ -38,17 +38,17 @@ LEVELS = 1024  # levels that a program handles at a time
 _HALF = tl.constexpr(BINS)
 
 
-def quantile_rows(rows: Tensor, levels: Tensor, *, parts: int | None = None, shared: bool | None = None) -> Tensor:
+def quantile_rows(rows: Tensor, levels: Tensor, *, parts: int | None = None) -> Tensor:
     """As `plain.quantile_rows`, except that denormals count as zeros; `levels` may be in any order.
 
-    `parts` is the number of parts per row, and `shared` says whether PTX can be used; None chooses.
+    `parts` is the number of parts per row; None chooses.
     """
     batch, n = rows.shape
     out = rows.new_empty(batch, len(levels), dtype=torch.float32)
     if out.numel() == 0:
         return out
     rows, levels = aligned(rows), aligned(levels)
-    plan = _plan(batch, n, len(levels), rows.dtype, rows.device, parts, shared)
+    plan = _plan(batch, n, len(levels), rows.dtype, rows.device, parts)
     # The sums of segments, followed by the ranges of parts.
     sums = rows.new_empty(batch * (plan.segments + 2 * plan.parts), dtype=torch.float32)
     counts = sums
@@ -86,11 +86,9 @@ def _plan(
     _dtype: torch.dtype,
     device: torch.device,
     parts: int | None,
-    shared: bool | None,
 ) -> _Plan:
     """Return the plan for everything that Triton may specialise a kernel on; it keeps the compiled kernels."""
-    if shared is None:
-        shared = has_ptx(device)
+    shared = has_ptx(device)
     segments = -(-n // SEGMENT)
     if parts is None:
         parts = 1 if n <= WHOLE else -(-PROGRAMS_PER_PROCESSOR * processors(device) // rows)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from trueup.kernels.cuda.coefficients import coefficients
-from trueup.kernels.cuda.compile_ahead import KernelSpec, skip_uncompiled
+from trueup.kernels.cuda.compile_ahead import KernelSpec, skip_uncompiled, specs_of
 from trueup.kernels.cuda.elementwise import clamp_to_float16
-from trueup.kernels.cuda.launch import Launch, aligned
+from trueup.kernels.cuda.launch import Launch, aligned, ready
 from trueup.kernels.cuda.maps import gate_or_one, realign
-from trueup.kernels.layer_norm import LayerNorm
+from trueup.kernels.fused_norms import LayerNorm
 
 TILE = 8192  # values that a program normalises
 WRITTEN_TOKENS, WRITTEN_CHANNELS = 64, 128  # tokens and channels that a program writes
@@ -35,7 +35,7 @@ _SIZES = ["units", "n", "blocks"]
 
 
 def realign_after_layer_norm(x: Tensor, reference: Tensor, gate: Tensor | None, norm: LayerNorm) -> Tensor | None:
-    """As `maps.realign` of norm(x), for contiguous `x` with its channels in the last dimension; None as there.
+    """As `maps.realign` of norm(x), for contiguous `x` whose channels lie last; None if this pass skips the rule.
 
     The norm's output is rounded to the dtype of `x`, as by torch.
     """
@@ -55,7 +55,7 @@ def realign_after_layer_norm(x: Tensor, reference: Tensor, gate: Tensor | None, 
     if bands:
         return realign(out, reference, gate, channels=-1)
     gated, gates = gate_or_one(gate, x.device)
-    plan.write((out, sums, aligned(reference.contiguous()), gates), gated, *plan.sizes)
+    plan.write((out, sums, ready(reference), gates), gated, *plan.sizes)
     return out
 
 
@@ -85,16 +85,14 @@ def _plan(shape: torch.Size, bands: bool, dtypes: tuple[torch.dtype, ...], devic
     normalise = Launch(normalise_tokens, (batch * blocks, 1, 1), (unit, tokens, width, not bands), **options)
     constants = (unit, tokens, WRITTEN_TOKENS, WRITTEN_CHANNELS, SUMS)
     write = Launch(write_tokens, (batch * parts * tiles, 1, 1), constants, **options)
-    missing: list[KernelSpec] = []
-    if device.type == "cuda":
-        dtype, weight, bias, reference = dtypes
-        wide, sizes = torch.float32, (2, 2, 2)  # any size will do, as kernels are not specialised on them
-        first = (dtype, weight, bias, dtype, dtype if bands else wide, 1e-5, *sizes)
-        needed = {normalise: first} if bands else {normalise: first, write: (dtype, wide, reference, wide, 0, *sizes)}
-        missing = [
-            KernelSpec(at.kernel, types, at.constants, tuple(at.options.items()), device)
-            for at, types in needed.items()
-        ]
+    dtype, weight, bias, reference = dtypes
+    wide, any_sizes = torch.float32, (2, 2, 2)  # kernels are not specialised on them
+    needed: dict[Launch, tuple[Any, ...]] = {
+        normalise: (dtype, weight, bias, dtype, dtype if bands else wide, 1e-5, *any_sizes)
+    }
+    if not bands:
+        needed[write] = (dtype, wide, reference, wide, 0, *any_sizes)
+    missing = specs_of(needed, device)
     return _Plan((channels // unit, n, blocks), batch * blocks * 2 * channels, normalise, write, missing)
 
 
@@ -144,11 +142,11 @@ def write_tokens(
     sums += image * blocks * 2 * channels + channel[None, :]
     mean, squares = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for first in range(0, blocks, SUMS):
-        count, means, _ = _load_sums(sums, first, inside, channels, n, blocks, TOKENS, SUMS)
+        count, means, _ = _load_block_sums(sums, first, inside, channels, n, blocks, TOKENS, SUMS)
         mean += tl.sum(count * means, axis=0)
     mean /= n
     for first in range(0, blocks, SUMS):  # squared deviations from the mean of all, not from those of the blocks
-        count, means, own = _load_sums(sums, first, inside, channels, n, blocks, TOKENS, SUMS)
+        count, means, own = _load_block_sums(sums, first, inside, channels, n, blocks, TOKENS, SUMS)
         away = means - mean[None, :]
         squares += tl.sum(tl.where(count > 0, own + count * away * away, 0.0), axis=0)
     nothing = tl.zeros([WIDTH], tl.float32)
@@ -167,7 +165,7 @@ def write_tokens(
 
 
 @triton.jit
-def _load_sums(sums, first, inside, channels, n, blocks, TOKENS: tl.constexpr, SUMS: tl.constexpr):
+def _load_block_sums(sums, first, inside, channels, n, blocks, TOKENS: tl.constexpr, SUMS: tl.constexpr):
     """Number of tokens of some blocks, and the mean and squared deviations of each channel over them."""
     block = first + tl.arange(0, SUMS)
     exists = (block < blocks)[:, None] & inside[None, :]

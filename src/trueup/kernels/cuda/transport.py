@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueup.kernels.batch_norm import BatchNorm
 from trueup.kernels.bins import BINS
 from trueup.kernels.cuda.bins import bin_of_zero, offset_exponent
 from trueup.kernels.cuda.histogram import (
@@ -30,7 +29,16 @@ from trueup.kernels.cuda.histogram import (
     shifts_of_bins,
     store_table,
 )
-from trueup.kernels.cuda.launch import Launch, aligned, has_ptx, processors, starts_early, wait_for_previous_kernel
+from trueup.kernels.cuda.launch import (
+    Launch,
+    aligned,
+    has_ptx,
+    processors,
+    ready,
+    starts_early,
+    wait_for_previous_kernel,
+)
+from trueup.kernels.fused_norms import BatchNorm
 
 WHOLE = 131072  # values, at most, of a row that one program corrects
 PARTS = 32  # parts per row, at most: their counts have to be added
@@ -69,7 +77,7 @@ def transport_rows(
         return x.relu() if relu else x.clone()
     x, curve, m = aligned(x), aligned(curve), curve.shape[1]
     added = x if residual is None else aligned(residual)
-    norm_tensors = (x, x, x, x) if norm is None else tuple(aligned(tensor.contiguous()) for tensor in norm.tensors)
+    norm_tensors = (x, x, x, x) if norm is None else tuple(ready(tensor) for tensor in norm.tensors)
     epsilon = 0.0 if norm is None else norm.epsilon
     dtypes = (x.dtype, *(tensor.dtype for tensor in norm_tensors))
     fused = (0 if norm is None else len(norm.mean), residual is not None)

@@ -69,18 +69,18 @@ def mean_over_ranks(curve: Tensor, first: Tensor, end: Tensor, n: int) -> Tensor
     The ranks lie at even levels. The target counts as linear between them, so the trapezoids of its integral add up to
     the sum over ranks.
     """
-    low, high = (_level(rank, n) for rank in (first, end - 1))
-    (value, integral), (last_value, last_integral) = _read(curve, low), _read(curve, high)
+    low, high = (_level_of_rank(rank, n) for rank in (first, end - 1))
+    (value, integral), (last_value, last_integral) = _read_curve(curve, low), _read_curve(curve, high)
     total = (last_integral - integral) * (n - 1) + (value + last_value) / 2
     return torch.where(end - first == 1, value, total / (end - first).clamp(min=1))
 
 
-def _level(rank: Tensor, n: int) -> Tensor:
+def _level_of_rank(rank: Tensor, n: int) -> Tensor:
     rank = rank.double()
     return rank / (n - 1) if n > 1 else torch.full_like(rank, 0.5)  # as functional.order_statistics has it
 
 
-def _read(curve: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+def _read_curve(curve: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     """Quantile function of the target and its integral at each level."""
     levels, values, integral = curve.unbind()
     left = (torch.searchsorted(levels, level, right=True) - 1).clamp(0, levels.shape[0] - 2)

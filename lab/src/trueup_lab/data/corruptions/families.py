@@ -31,7 +31,7 @@ CorruptionFunction = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Family:
-    """One benchmark.
+    """A benchmark: its corruptions (`recipes`), their constants (`levels`), and the images that it takes.
 
     Its images are `size` x `size` pixels; where `smallest` is given, any size with a short side of at least
     `smallest` is accepted. `published` holds the severity of corruptions that are published at one severity only;

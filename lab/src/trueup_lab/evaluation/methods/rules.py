@@ -11,7 +11,7 @@ from trueup_lab.evaluation.methods.protocol import Needs, Network, require
 from trueup_lab.evaluation.methods.spelling import spell
 
 
-class _Rule:
+class _RuleMethod:
     kind: str
     needs = Needs(targets=True)
 
@@ -27,7 +27,7 @@ class _Rule:
 
 
 @dataclass(frozen=True)
-class Correct(_Rule, Correction):
+class Correct(_RuleMethod, Correction):
     """The paper's correction, with the fields of `trueup.Correction`.
 
     >>> Correct(lambda1=1.0, lambda2=0.2).name
@@ -38,7 +38,7 @@ class Correct(_Rule, Correction):
 
 
 @dataclass(frozen=True)
-class Realign(_Rule, Evidence):
+class Realign(_RuleMethod, Evidence):
     """The rule of evidence, with the fields of `trueup.Evidence`.
 
     >>> Realign(budget=0.02, least=0.0).name

@@ -1,4 +1,4 @@
-"""A batch norm in evaluation mode as plain tensors, which a kernel can apply while it loads values."""
+"""Norms as plain tensors, which a kernel can apply while it loads values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.kernels.forward_mode import has_tangent
+from trueup.kernels.eager import has_tangent
 
 
 class BatchNorm(NamedTuple):
-    """(x - mean) / sqrt(variance + epsilon) * weight + bias; each tensor is `(channels,)`."""
+    """Batch norm in evaluation mode: (x - mean) / sqrt(variance + epsilon) * weight + bias, each `(channels,)`."""
 
     mean: Tensor
     variance: Tensor
@@ -34,3 +34,15 @@ class BatchNorm(NamedTuple):
         tensors = (*self.tensors, *others)
         backward = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
         return backward or has_tangent(*tensors)
+
+
+class LayerNorm(NamedTuple):
+    """Layer norm over the channels of tokens, which lie last; `weight` and `bias` are `(channels,)`."""
+
+    weight: Tensor
+    bias: Tensor
+    epsilon: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply torch's own layer norm."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
