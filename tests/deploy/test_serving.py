@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,16 @@ def test_a_cache_that_cannot_be_loaded_does_not_matter(change, usual, filled, tm
     code = READ_ONLY.format(change=change) + textwrap.indent(ANSWER, "    ") + COUNT
     found, _ = answers(code, NUMBA_CACHE_DIR=str(folder))
     assert found[:-1] == usual
+
+
+def test_a_cache_that_names_what_an_update_removed_is_replaced(usual, filled, tmp_path):
+    folder = tmp_path / "numba"
+    shutil.copytree(filled, folder)
+    for path in sorted(folder.rglob("gate*.nbi")):
+        version = pickle.dumps(pickle.loads(path.read_bytes()), -1)  # the rest is behind it
+        path.write_bytes(version + b"ctrueup.kernels.cpu.gone\nRule\n.")
+    assert answers(NUMBA_CACHE_DIR=str(folder))[0] == usual
+    assert not any(b"trueup.kernels.cpu.gone" in content for content in contents(folder).values())
 
 
 def test_without_numba(usual):

@@ -15,7 +15,10 @@ from typing import Any
 
 
 class FilledCache:
-    """A cache of numba's, and the folders that it skipped because they cannot be written: they are read first."""
+    """A cache of numba's, and the folders that it skipped because they cannot be written: they are read first.
+
+    What cannot be loaded is compiled again.
+    """
 
     def __init__(self, filled: Sequence[Any], own: Any) -> None:
         self.filled, self.own = filled, own
@@ -29,7 +32,12 @@ class FilledCache:
             with contextlib.suppress(Exception):  # a folder that cannot be read, an index of another version
                 if (found := cache.load_overload(signature, context)) is not None:
                     return found
-        return self.own.load_overload(signature, context)
+        try:
+            return self.own.load_overload(signature, context)
+        except Exception:  # what another version of trueup saved may name classes that are gone
+            with contextlib.suppress(Exception):
+                self.own.flush()
+            return None
 
 
 def filled_caches(function: Callable[..., Any]) -> list[Any]:

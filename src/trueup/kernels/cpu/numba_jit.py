@@ -21,8 +21,8 @@ def njit(function: Any = None, **options: Any) -> Any:
         compiled = numba.njit(function, nogil=True, cache=True, **options)
     except RuntimeError:  # "cannot cache function: no locator available"
         compiled = numba.njit(function, nogil=True, **options)
-    if hasattr(compiled, "_cache") and (filled := filled_caches(function)):
-        compiled._cache = FilledCache(filled, compiled._cache)
+    if hasattr(compiled, "_cache"):
+        compiled._cache = FilledCache(filled_caches(function), compiled._cache)
     return compiled
 
 
