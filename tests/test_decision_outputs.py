@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
@@ -62,6 +63,42 @@ def test_a_calibration_on_one_class_leaves_the_model_alone(trained):  # noqa: F8
     assert trueup.calibrate(trained, images[labels < 2].split(50)).decision.trials, "two classes can be judged"
 
 
+def on_one_pixel(scores: Tensor) -> Tensor:
+    """Scores per pixel `(images, 5, 8, 8)`: of an object that covers one pixel, and a sure background elsewhere."""
+    maps = 9 * F.one_hot(torch.zeros(len(scores), 8, 8, dtype=torch.int64), 5).permute(0, 3, 1, 2).float()
+    maps[:, :, 0, 0] = F.pad(scores, (1, 0), value=-9.0)
+    return maps
+
+
+def test_a_small_object_counts_as_much_as_a_picture_of_it(trained):  # noqa: F811
+    """A setting that erases all objects, and so keeps nearly all pixels, would seem to be the best."""
+    images = pictures(60, 2)[0].split(60)
+    whole = trueup.calibrate(trained, images).decision
+    small = trueup.calibrate(After(trained, on_one_pixel).eval(), images).decision
+    ours, theirs = ({trial.rule: trial for trial in each.trials} for each in (small, whole))
+    both = ours.keys() & theirs.keys()
+    assert len(both) > 3
+    for rule in both:
+        assert ours[rule].changed == theirs[rule].changed
+        assert ours[rule].kept == pytest.approx(theirs[rule].kept)
+
+
+def test_a_calibration_on_images_without_an_object_leaves_the_model_alone(trained):  # noqa: F811
+    empty = After(trained, lambda y: on_one_pixel(y - 99)).eval()
+    with pytest.warns(UserWarning, match="100% of the images the same answer"):
+        targets = trueup.calibrate(empty, pictures(60, 2)[0].split(60))
+    assert not targets.rule.changes
+
+
+def test_an_output_whose_first_scores_are_not_those_of_images_leaves_the_model_alone(trained):  # noqa: F811
+    beside = After(trained, lambda y: {"prototypes": torch.ones(7, 5), "logits": y}).eval()
+    with pytest.warns(UserWarning, match="have 7 rows for 60 images; say what its answer is with answer="):
+        targets = trueup.calibrate(beside, pictures(60, 2)[0].split(60))
+    assert not targets.rule.changes
+    named = trueup.calibrate(beside, pictures(60, 2)[0].split(60), answer=lambda out: out["logits"].argmax(1))
+    assert named.decision.trials
+
+
 def test_probabilities_are_judged_as_the_scores_before_them(trained):  # noqa: F811
     images = pictures(120, 2)[0].split(60)
     scores = trueup.calibrate(trained, images)
@@ -85,6 +122,22 @@ def test_other_outputs_do_not_hide_how_far_scores_move(trained):  # noqa: F811
     both = [rule for rule in ours if rule in theirs and rule.changes]
     assert both
     assert [ours[rule] for rule in both] == pytest.approx([theirs[rule] for rule in both], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda y: torch.cat([y, torch.full_like(y, -1e9)], dim=1),  # scores that are overwritten
+        lambda y: torch.cat([y, y - 1e4], dim=1),  # scores to which a large negative number is added
+    ],
+    ids=["overwritten", "added"],
+)
+def test_masked_classes_do_not_hide_how_far_the_other_scores_move(trained, mask):  # noqa: F811
+    """The size of their scores is that of the mask, beside which every change is small."""
+    before = trained(pictures(20, 2)[0]).detach()
+    after = before + 0.1 * torch.randn(before.shape, generator=torch.Generator().manual_seed(0))
+    plain = relative_changes(before, after, 20)
+    torch.testing.assert_close(relative_changes(mask(before), mask(after), 20), plain)
 
 
 def test_a_single_score_is_limited_and_learned_from_too(trained):  # noqa: F811
@@ -139,7 +192,7 @@ def test_a_half_precision_model_learns_from_clean_images(trained, monkeypatch): 
 
     monkeypatch.setattr(torch.autograd, "grad", note)
     monkeypatch.setattr(tune, "STEPS", 1)
-    large = torch.nn.functional.interpolate(pictures(104, 2)[0], size=64)
+    large = F.interpolate(pictures(104, 2)[0], size=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trueup.calibrate(trained, large.split(52))

@@ -11,9 +11,11 @@ from torch import Tensor
 from trueup.graph import tensors_in
 
 Answer = Callable[[Any], Tensor]
+Agreement = Callable[[Tensor, Tensor], Tensor]  # share of each image's answer that is the same
 
 _SUM_TOLERANCE = 1e-3  # scores whose sum over classes is this near to 1 are probabilities
 _SMALLEST_PROBABILITY = 1e-8  # stands for a probability of 0, whose logarithm is infinite
+_FAR = 1000.0  # a score that is this far below an image's highest is that of a masked class, such as -1e4 or -1e9
 
 
 def most_likely(output: Any) -> Tensor:
@@ -32,9 +34,22 @@ def most_likely(output: Any) -> Tensor:
     return found
 
 
-def agreement(a: Tensor, b: Tensor) -> Tensor:
-    """Share of each image's answer `(batch, ...)` that is the same in both: `(batch,)` float64."""
-    return (a == b).reshape(len(a), -1).double().mean(dim=1)
+def agreement(a: Tensor, b: Tensor, background: int | None = None) -> Tensor:
+    """Share of each image's answer `(batch, ...)` that is the same in both: `(batch,)` float64.
+
+    Pixels that are `background` in both do not count. An image that has no others counts as wholly the same.
+
+    >>> agreement(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 1, 1, 1]]))
+    tensor([0.7500], dtype=torch.float64)
+    >>> agreement(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 1, 1, 1]]), background=0)
+    tensor([0.6667], dtype=torch.float64)
+    """
+    same = (a == b).reshape(len(a), -1)
+    if background is None:
+        return same.double().mean(dim=1)
+    counted = ((a != background) | (b != background)).reshape(len(a), -1).double()
+    total = counted.sum(dim=1)
+    return torch.where(total > 0, (same * counted).sum(dim=1) / total.clamp(min=1), 1.0)
 
 
 def relative_changes(before: Any, after: Any, images: int, answer: Answer = most_likely) -> Tensor:
@@ -42,8 +57,9 @@ def relative_changes(before: Any, after: Any, images: int, answer: Answer = most
 
     With the answer `most_likely`, the tensor that it reads is compared, and otherwise all `comparable` ones. The mean
     over classes is subtracted from scores `(images, classes, ...)`: no answer depends on it. Of probabilities, the
-    logarithms are compared. Scores that are infinite in both do not count, such as those of masked classes. NaN counts
-    as moved by its whole size. There are no rows for outputs that cannot be compared, such as lists of boxes.
+    logarithms are compared. Classes that are masked in both do not count: their score is minus infinity or, with the
+    answer `most_likely`, far below another. NaN counts as moved by its whole size. There are no rows for outputs that
+    cannot be compared, such as lists of boxes.
 
     >>> relative_changes(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.5, -0.5]]), 1)
     tensor([[0.]], dtype=torch.float64)
@@ -52,7 +68,7 @@ def relative_changes(before: Any, after: Any, images: int, answer: Answer = most
     """
     if answer is most_likely:
         found = (_scores_in(before), _scores_in(after))
-        pairs = [] if found[0] is None or found[1] is None else [(found[0], found[1])]
+        pairs = [] if found[0] is None or found[1] is None else [(_masked(found[0]), _masked(found[1]))]
     else:
         pairs = list(zip(comparable(before, images), comparable(after, images), strict=False))
     shares = [_relative_change(a, b) for a, b in pairs if a.shape == b.shape and len(a) == images]
@@ -108,6 +124,12 @@ def _moved(before: Tensor, after: Tensor) -> Tensor:
     infinite = before.isinf() & (before == after)  # masked classes
     size, distance = _square(before, infinite), _square(after - before, infinite)
     return distance / size.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _masked(scores: Tensor) -> Tensor:
+    """Scores `(batch, classes, ...)`, minus infinity for masked classes: beside -1e9, any change would seem small."""
+    far = scores < scores.amax(dim=1, keepdim=True) - _FAR
+    return scores.masked_fill(far, -torch.inf) if far.any() else scores
 
 
 def _square(scores: Tensor, without: Tensor) -> Tensor:

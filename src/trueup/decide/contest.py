@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueup._answers import Answer, agreement, relative_changes
+from trueup._answers import Agreement, Answer, most_likely, relative_changes
 from trueup._correct import build
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all
@@ -41,12 +41,13 @@ class Contest:
         levels: tuple[float, float],
         candidates: list[Evidence],
         answer: Answer,
+        agree: Agreement,
         select: Select | None,
         progress: Progress,
     ) -> None:
         self._batches, self._own, self._scales, self._levels = batches, own, scales, levels
         self._held_out = held_out  # mask of the images to which the gate was not fitted
-        self._answer, self._progress, self._device = answer, progress, device_of(traced.model)
+        self._answer, self._agree, self._progress, self._device = answer, agree, progress, device_of(traced.model)
         on_device = replace(targets, norms={name: norm.to(self._device) for name, norm in targets.norms.items()})
         self._rules: list[Evidence] = [LEFT_ALONE, *candidates]
         self._networks: list[nn.Module] = [traced.model]
@@ -112,7 +113,7 @@ class Contest:
         """Yield the output of each setting, and count its answers that equal the model's own on clean images."""
         for k, network in enumerate(self._networks):
             answers, output = answer_of(network, inputs, self._answer)
-            self._kept[k, level].index_add_(0, numbers, weight * agreement(answers, clean_answers).cpu())
+            self._kept[k, level].index_add_(0, numbers, weight * self._agree(answers, clean_answers).cpu())
             self._progress.add(len(inputs))
             yield output
 
@@ -122,6 +123,11 @@ def answer_of(network: nn.Module, inputs: Inputs, answer: Answer) -> tuple[Tenso
     with torch.inference_mode():
         output = inputs.run(network)
         answers = answer(output)
+    if answer is most_likely and len(answers) != len(inputs):
+        raise ValueError(
+            f"the first scores in the model's output have {len(answers)} rows for {len(inputs)} images; say what its "
+            "answer is with answer=lambda output: ..., a tensor (batch, ...) to be compared"
+        )
     is_tensor = isinstance(answers, Tensor)
     if not is_tensor or answers.dim() == 0 or len(answers) != len(inputs) or answers.is_floating_point():
         what = f"{answers.dtype} of shape {tuple(answers.shape)}" if is_tensor else type(answers).__name__

@@ -34,7 +34,7 @@ def kind_of(single: Inputs) -> Hashable:
     def describe(value: Any) -> Hashable:
         if isinstance(value, Tensor):
             shape, kind = tuple(value.shape), str(value.dtype)
-            return (shape, kind) if _per_image(value, 1) else (shape, kind, _digest(value))
+            return (shape, kind) if _per_image(value, 1) else (shape, kind, digest(value))
         if is_list_of_images(value) and len(value) == 1:
             return type(value).__name__, tuple(value[0].shape), str(value[0].dtype)
         if isinstance(value, Mapping):
@@ -44,6 +44,11 @@ def kind_of(single: Inputs) -> Hashable:
         return repr(value)
 
     return describe(list(single.args)), describe(dict(single.kwargs))
+
+
+def digest(value: Tensor) -> bytes:
+    """Short key of a tensor's values."""
+    return hashlib.blake2b(bytes_of(value), digest_size=8).digest()
 
 
 def together(singles: Sequence[Inputs]) -> Inputs:
@@ -180,7 +185,3 @@ def _channels_at(video: Tensor) -> int:
 
 def _in_words(values: Mapping[int, Tensor]) -> str:
     return " and ".join(f"{value.dtype} of shape {tuple(value.shape[1:])} per image" for value in values.values())
-
-
-def _digest(value: Tensor) -> bytes:
-    return hashlib.blake2b(bytes_of(value), digest_size=8).digest()

@@ -19,14 +19,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from trueup._answers import Answer, agreement
+from trueup._answers import Agreement, Answer, agreement
 from trueup._correct import corrected_by
 from trueup._distributed import gathered
 from trueup.decide.contest import LEVEL_WEIGHTS, PERTURBATIONS_PER_IMAGE, Contest, answer_of, perturbed_copies
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all, scales_of
 from trueup.decide.progress import Progress
-from trueup.decide.reasons import answers_alike, min_images, too_few_images
+from trueup.decide.reasons import answers_alike, background_of, min_images, too_few_images
 from trueup.decide.sample import ImageSample
 from trueup.decide.tune import IMAGES_PER_PERTURBATION, PERTURBATIONS_PER_STEP, START, STEPS, tuned_weights
 from trueup.graph import Inputs, Probe, Select, Site, Trace, device_of
@@ -122,7 +122,8 @@ def decide(
     if reason := answers_alike(own):
         return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
     targets = _with_drift(traced, targets, tuning.batches(), scales, device)
-    levels = (MILD, _strong_level(traced.model, batches, own, scales, answer, device))
+    agree = functools.partial(agreement, background=background_of(own))
+    levels = (MILD, _strong_level(traced.model, batches, own, scales, answer, agree, device))
     candidates = 1 + len(TUNED_CANDIDATES if may_tune else CANDIDATES)
     trying_passes = len(trying) * (1 + len(levels) * PERTURBATIONS_PER_IMAGE) * candidates
     progress = Progress(report, trying_passes + (TUNING_PASSES if may_tune else 0))
@@ -130,7 +131,7 @@ def decide(
         targets = _tuned(traced, targets, tuning, scales, levels, answer, select, progress)
     usable = [rule for rule in _candidates(targets) if _applies(rule, traced, targets, select)]
     held_out = targets.held_out(trying.hashes)
-    contest = Contest(traced, targets, batches, held_out, own, scales, levels, usable, answer, select, progress)
+    contest = Contest(traced, targets, batches, held_out, own, scales, levels, usable, answer, agree, select, progress)
     contest.try_clean_images()
     clean = Decision(_pooled(contest.trials()), max_changed)
     contest.keep([clean.allows(trial) for trial in clean.trials])
@@ -189,6 +190,7 @@ def _strong_level(
     own: list[Tensor],
     scales: Scales,
     answer: Answer,
+    agree: Agreement,
     device: torch.device | None,
 ) -> float:
     """Find the first strong level that changes enough of the model's own answers, over the images of all ranks."""
@@ -198,7 +200,7 @@ def _strong_level(
             tried += len(some)
             for _, inputs, rows in perturbed_copies(some, numbers, scales, (level,)):
                 answers, _ = answer_of(model, inputs, answer)
-                kept = agreement(answers, clean_answers[rows.to(clean_answers.device)])
+                kept = agree(answers, clean_answers[rows.to(clean_answers.device)])
                 lost += float((1 - kept).sum()) / PERTURBATIONS_PER_IMAGE
         parts = gathered((lost, tried))
         if sum(part[0] for part in parts) >= FOOLED * sum(part[1] for part in parts):
