@@ -38,8 +38,9 @@ def moved(targets) -> list[float]:
 def test_images_of_one_colour_are_left_out(trained):  # noqa: F811
     """They differ from each other and lose nothing under blur: a setting that is ruinous seems to gain by them."""
     real = pictures(120, 2)[0]
-    with pytest.warns(UserWarning, match="40 images are of one colour"):
+    with pytest.warns(UserWarning, match="40 images are of one colour") as caught:
         mixed = trueup.calibrate(trained, torch.cat([real, flat(40)]).split(40))
+    assert [warning.filename for warning in caught] == [__file__]
     assert mixed.decision.trials[0].images == 60, "half of the others"
 
 

@@ -19,6 +19,16 @@ MOST_ALIKE = 0.9  # largest share of images, or pixels, with one answer from whi
 T = TypeVar("T")
 
 
+class Declined(Exception):  # noqa: N818  # no error: the model stays as it is
+    """Nothing can be tried, for the reason that is the message."""
+
+
+def decline_for(*reasons: str | None) -> None:
+    """Raise `Declined` with the first of these reasons, if there is one."""
+    if (reason := next((found for found in reasons if found), None)) is not None:
+        raise Declined(reason)
+
+
 def min_images(max_changed: float) -> int:
     """Number of images that it takes to show that a setting is safe."""
     return max(MIN_DECISION_IMAGES, images_needed(max_changed))

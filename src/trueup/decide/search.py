@@ -26,7 +26,7 @@ from trueup.decide.contest import LEVEL_WEIGHTS, PERTURBATIONS_PER_IMAGE, Contes
 from trueup.decide.perturb import PERTURBATIONS
 from trueup.decide.pictures import Scales, perturb_all, scales_of
 from trueup.decide.progress import Progress
-from trueup.decide.reasons import answers_alike, background_of, min_images, too_few_images
+from trueup.decide.reasons import Declined, answers_alike, background_of, decline_for, min_images, too_few_images
 from trueup.decide.sample import ImageSample
 from trueup.decide.tune import IMAGES_PER_PERTURBATION, PERTURBATIONS_PER_STEP, START, STEPS, tuned_weights
 from trueup.graph import Inputs, Probe, Select, Site, Trace, device_of
@@ -93,34 +93,30 @@ def decide(
     learns from its own images and tries all candidates on them; weights are averaged, and trials pooled. `report` is
     called with the forward passes done so far and in total, in images.
     """
-    reasons = gathered(_reason_to_skip(traced, targets, sample, select, max_changed))
-    if (reason := next((found for found in reasons if found is not None), None)) is not None:
-        return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
+    try:
+        return _decided(traced, targets, sample, answer, max_changed, select, report)
+    except Declined as reason:  # on all ranks alike
+        return replace(targets, decision=Decision(max_changed=max_changed, note=str(reason)))
+
+
+def _decided(
+    traced: Trace,
+    targets: Targets,
+    sample: ImageSample,
+    answer: Answer,
+    max_changed: float,
+    select: Select | None,
+    report: Callable[[int, int], None],
+) -> Targets:
+    """As `decide`, but raise `Declined` where nothing can be tried."""
+    decline_for(*gathered(_reason_to_skip(traced, targets, sample, select, max_changed)))
     device = device_of(traced.model)
-    if any(gathered(_refuses_larger_batches(traced.model, sample, device))):
-        sample = sample.part(range(len(sample)), limited=True)
-    scales = scales_of(lambda: (inputs for _, inputs in sample.batches()), device)
-    kept = sample.without_flat_images(scales)
-    if flat := sum(gathered(len(sample) - len(kept))):
-        warnings.warn(f"calibrate: {flat} images are of one colour and were left out of the decision", stacklevel=3)
-        sample = kept
-        if reason := too_few_images(sum(gathered(len(sample))), max_changed):
-            return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
-        scales = scales_of(lambda: (inputs for _, inputs in sample.batches()), device)
+    sample, scales = _ready(traced.model, sample, max_changed, device)
     tuning, trying = sample.split()
     may_tune = all(sum(gathered(len(half))) >= min_images(max_changed) for half in (tuning, trying))
     tuning, trying = (tuning, trying) if may_tune else (sample, sample)
     batches = list(trying.batches())
-    error: Exception | None = None
-    own: list[Tensor] = []
-    try:
-        own = [answer_of(traced.model, inputs.to(device), answer)[0] for _, inputs in batches]
-    except ValueError as found:  # the output is not class scores
-        error = found
-    if failed := next((str(found) for found in gathered(error) if found is not None), None):
-        return replace(targets, decision=Decision(max_changed=max_changed, note=failed))
-    if reason := answers_alike(own):
-        return replace(targets, decision=Decision(max_changed=max_changed, note=reason))
+    own = _own_answers(traced.model, batches, answer, device)
     targets = _with_drift(traced, targets, tuning.batches(), scales, device)
     agree = functools.partial(agreement, background=background_of(own))
     levels = (MILD, _strong_level(traced.model, batches, own, scales, answer, agree, device))
@@ -139,6 +135,36 @@ def decide(
     progress.finish()
     refused = sum(not clean.allows(trial) for trial in clean.trials[1:])
     return replace(targets, decision=Decision(_pooled(contest.trials()), max_changed, refused=refused))
+
+
+def _ready(
+    model: nn.Module, sample: ImageSample, max_changed: float, device: torch.device | None
+) -> tuple[ImageSample, Scales]:
+    """The images that show something, in batches that the model takes, and the scales of their pictures."""
+    if any(gathered(_refuses_larger_batches(model, sample, device))):
+        sample = sample.part(range(len(sample)), limited=True)
+    scales = scales_of(lambda: (inputs for _, inputs in sample.batches()), device)
+    kept = sample.without_flat_images(scales)
+    if not (flat := sum(gathered(len(sample) - len(kept)))):
+        return sample, scales
+    warnings.warn(f"calibrate: {flat} images are of one colour and were left out of the decision", stacklevel=5)
+    decline_for(too_few_images(sum(gathered(len(kept))), max_changed))
+    return kept, scales_of(lambda: (inputs for _, inputs in kept.batches()), device)
+
+
+def _own_answers(
+    model: nn.Module, batches: list[tuple[Tensor, Inputs]], answer: Answer, device: torch.device | None
+) -> list[Tensor]:
+    """The model's own answers to clean images, per batch."""
+    error: Exception | None = None
+    own: list[Tensor] = []
+    try:
+        own = [answer_of(model, inputs.to(device), answer)[0] for _, inputs in batches]
+    except ValueError as found:  # the output is not class scores
+        error = found
+    decline_for(*(str(found) for found in gathered(error) if found is not None))
+    decline_for(answers_alike(own))
+    return own
 
 
 def _candidates(targets: Targets) -> tuple[Evidence, ...]:

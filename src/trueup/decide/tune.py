@@ -70,7 +70,7 @@ def tuned_weights(
         why = "the device has too little memory" if memory else "the model cannot be differentiated"
         warnings.warn(
             f"calibrate: no weights could be learned, because {why} ({reason}); only fixed settings are tried",
-            stacklevel=5,
+            stacklevel=6,
         )
         return None
     return {name: module.weights() for name, module in placed.items()} if learned else None
