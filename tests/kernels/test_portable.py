@@ -91,6 +91,23 @@ def test_gate_values_agree_with_the_specification(backend, budget):
     assert opened(none_held.p_values(values(2, len(gate.centre)).double()), budget, 20).max() <= 1
 
 
+def test_channels_that_are_dead_in_many_images_open_the_gate_as_in_the_specification():
+    """Their moments are equal in all those images, and so are many knots of the gate."""
+    floor = torch.full((5, 6), 1e-3).double()
+
+    def moments(count, seed):
+        drawn = torch.Generator().manual_seed(seed)
+        found = torch.rand(count, 5, 6, generator=drawn) + 0.1
+        dead = torch.rand(count, 6, generator=drawn) < 0.4
+        found[:, 0][dead] = 0.3
+        return torch.cat([found[:, :1], found[:, 1:].masked_fill(dead[:, None], 0.0)], dim=1)
+
+    gate = fit(functional.gate.features(moments(300, 0), floor))
+    some = moments(100, 1)
+    found = portable.gate_values([some], portable.gate_constants(gate, [floor]), 0.3, 20.0, 0.0)
+    torch.testing.assert_close(found, plain.gate_values([some], [floor], gate, 0.3, 20.0, 0.0), rtol=0, atol=0.02)
+
+
 def test_autocast_does_not_change_the_gate_of_a_compiled_model():
     clean, floor = evidence.moments(values(300, 3, 9, 9), bands=True), torch.full((5, 3), 1e-3).double()
     gate = gate_of([clean], [floor])
@@ -104,6 +121,14 @@ def test_autocast_does_not_change_the_gate_of_a_compiled_model():
         wanted = combine(moments)
     assert wanted.unique().numel() > 10
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+
+
+def test_compiled_moments_are_as_precise_as_those_of_eager_mode():
+    """A gate multiplies their rounding by hundreds."""
+    x = (values(4, 8, 64, 64) + 1).contiguous(memory_format=torch.channels_last)  # summed pixel by pixel
+    with torch.inference_mode():
+        found = torch.compile(lambda x: portable.moments(x, bands=True), fullgraph=True)(x)
+        torch.testing.assert_close(found.double(), evidence.moments(x.double(), bands=True), rtol=6e-7, atol=2e-7)
 
 
 @pytest.mark.parametrize("sparse", [True, False])

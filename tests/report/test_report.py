@@ -149,10 +149,22 @@ def test_two_sets_are_compared(calibrated):
     shares = [(some.snapshot.unusual_images + 1) / 22 for some in (today, yesterday)]
     error = 100 * math.sqrt(sum(share * (1 - share) / 22 for share in shares))
     assert f"(standard error {error:.1f})" in page.text
+    means = [some.p.mean() for some in (today, yesterday)]
+    assert f"Mean p-values are {means[0]:.2f} and {means[1]:.2f}" in page.text
     same = find(
         model, targets, images(20, seed=8), against=[images(20, seed=8)], names=("today", "yesterday"), rule=RULE
     )
     assert "The share of unusual images is the same in “today” and “yesterday”" in Text(page_of(same)).text
+
+
+def test_no_figure_is_green_under_an_alarm(calibrated):
+    """Many images may be a little unusual and none of them very."""
+    model, targets = calibrated
+    found = find(model, targets, noisy(), rule=RULE)
+    (seen,) = found.sets
+    calm = replace(found, sets=[replace(seen, snapshot=replace(seen.snapshot, unusual_images=0))])
+    assert seen.snapshot.drifted
+    assert 'class="good"' not in page_of(calm)
 
 
 def test_images_that_are_preprocessed_in_another_way_are_told_so(calibrated):

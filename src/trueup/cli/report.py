@@ -49,6 +49,9 @@ def report_command(
         title=title,
     )
     for some in found.sets:
-        verdict = "" if some.snapshot is None else f": {some.snapshot.unusual.value:.1%} unusual"
+        seen = some.snapshot
+        verdict = "" if seen is None else f": {seen.unusual.value:.1%} unusual"
+        if seen is not None and seen.drifted:
+            verdict += ", unlike those of calibration"
         typer.echo(f"{some.name}: {some.images} images{verdict}")
     typer.echo(f"{out}  {out.stat().st_size / 1e3:.0f} kB")

@@ -65,16 +65,17 @@ def _verdict(some: SetFindings, clean: Mapping[str, Tensor], *, several: bool) -
     sentence = "These targets cannot tell how unusual an image is: the model has no norms."
     if (seen := some.snapshot) is not None:
         share = seen.unusual
-        bad = share.low > seen.unusual_at
+        bad, deviating = share.low > seen.unusual_at, deviating_norms(some, clean)
+        calm = "" if seen.drifted or deviating else "good"  # no green figure under a red sentence
         bounds = f"95 % interval {share.low:.1%} to {share.high:.1%}; clean images: {seen.unusual_at:.1%}"
         tiles.append(
             (
                 f"unusual images (p\u00a0≤\u00a0{seen.unusual_at:.2g}); {bounds}",
                 f"{share.value:.1%}",
-                "bad" if bad else "good",
+                "bad" if bad else calm,
             )
         )
-        sentence = _drift_sentence(some, seen, deviating_norms(some, clean))
+        sentence = _drift_sentence(some, seen, deviating)
     if some.answers is not None:
         changed = int((some.answers[0] != some.answers[1]).sum())
         tiles.append(("answers that the correction changes", f"{changed / some.images:.1%}", ""))
@@ -121,7 +122,7 @@ def _preprocessing_advice(some: SetFindings) -> str:
 
 
 def _comparison(a: SetFindings, b: SetFindings) -> str:
-    """A sentence on both sets: the difference of the shares of unusual images, with its standard error."""
+    """How the shares of unusual images of both sets differ, and their mean p-values, with standard errors."""
     assert a.snapshot is not None
     assert b.snapshot is not None
     mine, theirs = a.snapshot.unusual.value, b.snapshot.unusual.value
@@ -129,11 +130,14 @@ def _comparison(a: SetFindings, b: SetFindings) -> str:
     added = [((s.snapshot.unusual_images + 1) / (s.images + 2), s.images + 2) for s in (a, b) if s.snapshot is not None]
     error = math.sqrt(sum(share * (1 - share) / count for share, count in added))
     points = 100 * (mine - theirs)
+    means, errors = zip(*((float(s.p.mean()), float(s.p.var(correction=0)) / s.images) for s in (a, b)), strict=True)
+    p = f" Mean p-values are {means[0]:.2f} and {means[1]:.2f} (standard error of the difference "
+    p += f"{math.sqrt(sum(errors)):.2f}; clean images: 0.50)."
     if not points:
-        return f"The share of unusual images is the same in “{escape(a.name)}” and “{escape(b.name)}”."
+        return f"The share of unusual images is the same in “{escape(a.name)}” and “{escape(b.name)}”.{p}"
     return (
         f"The share of unusual images is {abs(points):.1f} points {'lower' if points < 0 else 'higher'} in "
-        f"“{escape(a.name)}” than in “{escape(b.name)}” (standard error {100 * error:.1f})."
+        f"“{escape(a.name)}” than in “{escape(b.name)}” (standard error {100 * error:.1f}).{p}"
     )
 
 

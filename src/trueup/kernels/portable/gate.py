@@ -12,7 +12,9 @@ from torch import Tensor
 from trueup.functional.gate import KNOTS, Gate
 from trueup.kernels.portable.precision import cast
 
-STEEP = 1e30  # slope of a step between two equal knots
+STEEP = 1e30  # no ramp is steeper
+FLAT = 1e4  # slope at equal knots, over the range of all: float32 rarely meets a knot exactly, but by less than 1e-4
+FARTHEST = 10.0  # log-deviation beyond which the counting does not begin: powers of e beyond may overflow
 
 
 class GateConstants(NamedTuple):
@@ -20,7 +22,13 @@ class GateConstants(NamedTuple):
 
     An increasing function that is linear between knots is a sum of ramps: the ramp of a cell rises from 0 to 1 between
     its two knots, as clamp((x - left) * slope + jump, 0, 1). Between equal knots it jumps.
+
+    Features are counted from their middle knots, because the rounding of a small logarithm is small too. The means of
+    all norms come first, then the logarithms, of variances instead of deviations: twice the feature.
     """
+
+    middle: Tensor  # (means,): what the means are counted from
+    unit: Tensor  # (logarithms,): factor of what a logarithm is taken of
 
     left: Tensor  # (d, cells): where each cell of each feature's normal scores begins
     slope: Tensor  # (d, cells)
@@ -39,8 +47,14 @@ class GateConstants(NamedTuple):
 
 def gate_constants(gate: Gate, floors: Sequence[Tensor]) -> GateConstants:
     """Compute the constants of a gate."""
-    left, width = gate.knots[:, :-1], gate.knots.diff(dim=1)
-    flat = width <= 0
+    means, logs = _places(floors)
+    middle = gate.knots[means, KNOTS // 2].float()
+    unit = (-2 * gate.knots[logs, KNOTS // 2].clamp(-FARTHEST, FARTHEST)).exp().float()
+    knots = torch.cat([gate.knots[means] - middle[:, None], 2 * gate.knots[logs] + unit.double().log()[:, None]])
+    tails = torch.cat([gate.tails[:, means], 2 * gate.tails[:, logs]], dim=1)
+    order = means + logs
+    left, width = knots[:, :-1], knots.diff(dim=1)
+    flat, steep = width <= 0, FLAT / (knots[:, -1:] - knots[:, :1])
     step = 2 * gate.top / (KNOTS - 1)
     scores = torch.cat([gate.held, 2 * gate.held[-1:]])
     fall = (1 / scores.diff()).nan_to_num(posinf=STEEP).clamp(max=STEEP)
@@ -49,14 +63,16 @@ def gate_constants(gate: Gate, floors: Sequence[Tensor]) -> GateConstants:
         return values.float().contiguous()
 
     return GateConstants(
+        middle=middle,
+        unit=unit,
         left=narrow(left),
-        slope=narrow(torch.where(flat, STEEP, 1 / width).clamp(max=STEEP)),
+        slope=narrow(torch.where(flat, steep, 1 / width).clamp(max=STEEP)),
         jump=narrow(torch.where(flat, 0.5, 0.0)),
-        ends=narrow(torch.stack([gate.knots[:, -1], gate.knots[:, 0]])),
-        tails=narrow(1 / gate.tails),
-        shift=narrow(-gate.top - gate.centre),
+        ends=narrow(torch.stack([knots[:, -1], knots[:, 0]])),
+        tails=narrow(1 / tails),
+        shift=narrow(-gate.top - gate.centre[order]),
         step=narrow(step),
-        whiten=narrow(gate.whiten),
+        whiten=narrow(gate.whiten[order]),
         right=narrow(scores[1:]),
         fall=narrow(fall),
         floors=tuple(narrow(floor) for floor in floors),
@@ -70,7 +86,7 @@ def gate_values(
 ) -> Tensor:
     """As `trueup.kernels.gate_values`."""
     c = constants
-    x = torch.cat([_features(*each) for each in zip(moments, c.floors, c.bands, strict=True)], dim=1)
+    x = _features(moments, c)
     cells = _sum(((x[:, :, None] - c.left) * c.slope + c.jump).clamp(0, 1))
     beyond = (x - c.ends[0]).clamp(min=0) * c.tails[0] - (c.ends[1] - x).clamp(min=0) * c.tails[1]
     scores = cells * c.step + c.shift + beyond + 0 * x  # some runtimes lose NaN in a clamp
@@ -94,12 +110,28 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
-def _features(moments: Tensor, floor: Tensor, bands: bool) -> Tensor:
-    """As `functional.gate.features`."""
-    moments = cast(moments, torch.float32)
-    if not bands:
-        return torch.cat([moments[:, 0], 0.5 * torch.log(moments[:, 1] + floor[1])], dim=1)
-    mean, _, low, high, size = moments.unbind(1)
-    high = 0.5 * torch.log(high + floor[3])
-    size = 0.5 * torch.log(size.square() + 2 / math.pi * floor[3])
-    return torch.cat([mean, 0.5 * torch.log(low + floor[2]), high, size - high], dim=1)
+def _features(moments: Sequence[Tensor], constants: GateConstants) -> Tensor:
+    """As `functional.gate.features` of all norms, in the order and the units of the constants."""
+    means, squares = [], []
+    for found, floor, bands in zip(moments, constants.floors, constants.bands, strict=True):
+        rows = cast(found, torch.float32).unbind(1)
+        means.append(rows[0])
+        if bands:
+            _, _, low, high, size = rows
+            high = high + floor[3]
+            squares += [low + floor[2], high, (size * size + 2 / math.pi * floor[3]) / high]
+        else:
+            squares.append(rows[1] + floor[1])
+    logs = torch.log(torch.cat(squares, dim=1) * constants.unit)
+    return torch.cat([torch.cat(means, dim=1) - constants.middle, logs], dim=1)
+
+
+def _places(floors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Places of the means and of the logarithms among the features of a gate."""
+    means: list[int] = []
+    logs: list[int] = []
+    for floor in floors:
+        channels, first = floor.shape[1], len(means) + len(logs)
+        means += range(first, first + channels)
+        logs += range(first + channels, first + (4 if len(floor) == 5 else 2) * channels)
+    return means, logs

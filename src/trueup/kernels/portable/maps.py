@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trueup.functional.evidence import local_mean
 from trueup.functional.ranges import within_range
+from trueup.kernels.eager import is_jit_tracing
 from trueup.kernels.portable.precision import cast, widened
 
 LARGEST = 3e38  # stands for an infinite κ: some runtimes refuse infinite constants
@@ -97,18 +99,20 @@ def realign(a: Tensor, constants: MapConstants, gate: Tensor | None, *, channels
 def moments(a: Tensor, *, bands: bool) -> Tensor:
     """As `functional.evidence.moments`, for `(batch, channels, ...)`.
 
-    The operators are those of `realign`, so that an exporter can merge them.
+    The operators are those of `realign`, so that an exporter can merge them, but for the last means: the gate amplifies
+    their rounding.
     """
     wide = widened(a)
     if a.dim() == 2:
         return torch.stack([wide, torch.zeros_like(wide)], dim=1)
     over = list(range(2, a.dim()))
     mean = wide.mean(over, keepdim=True)
-    found = [mean, _mean_square(wide - mean, over)]
+    centred = wide - mean
+    found = [mean + _mean_in_steps(centred, over), _mean_in_steps(centred * centred, over)]
     if bands:
         smooth = _local_mean(wide)
-        found += [_mean_square(part, over) for part in _centred_bands(wide, mean, smooth, over)]
-        found.append((wide - smooth).abs().mean(over, keepdim=True))
+        found += [_mean_in_steps(part * part, over) for part in _centred_bands(wide, mean, smooth, over)]
+        found.append(_mean_in_steps((wide - smooth).abs(), over))
     return torch.cat(found, dim=1).view(a.shape[0], len(found), a.shape[1])
 
 
@@ -132,11 +136,20 @@ def _centred_bands(maps: Tensor, mean: Tensor, smooth: Tensor, over: list[int]) 
 
 
 def _local_mean(maps: Tensor) -> Tensor:
+    if is_jit_tracing():  # runs with eager kernels, of which that of avg_pool2d takes several times as long
+        return local_mean(maps)
     return F.avg_pool2d(maps, 3, stride=1, padding=1, count_include_pad=False)
 
 
 def _mean_square(part: Tensor, over: list[int]) -> Tensor:
     return (part * part).mean(over, keepdim=True)
+
+
+def _mean_in_steps(values: Tensor, over: list[int]) -> Tensor:
+    """Mean over one dimension after the other. Compiled code adds up all values one by one, and loses three bits."""
+    for dimension in reversed(over):
+        values = values.mean(dimension, keepdim=True)
+    return values
 
 
 def _all_rises(mean: Tensor, spread: Tensor, usual: MapConstants, gate: Tensor | None, channels: int) -> Tensor:
