@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import trueup
 from architectures import images
+from trueup.decide.contest import packed
 from trueup.decide.perturb import Scale, perturb
 from trueup.decide.pictures import kind_of, largest_image, perturb_all, reason_against, scales_of, together
 from trueup.graph import Inputs
@@ -209,3 +210,21 @@ def test_the_largest_image_of_a_list_limits_how_many_are_kept():
 
 def test_pictures_with_other_channels_cannot_be_perturbed_alike():
     assert "number of channels" in reason_against([Inputs((torch.rand(1, c, 8, 8),)) for c in (1, 3)])
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_copies_are_tried_in_batches_of_the_same_size_one_level_after_the_other(size):
+    """Seven perturbations of a batch make seven small batches, which take more time per image."""
+    rows = [torch.arange(n) for n in (5, 1, 9, 2)]
+    levels = [1, 1, 1, 2]
+    copies = [
+        (level, Inputs((10.0 * k + some[:, None],), {}), some)
+        for k, (level, some) in enumerate(zip(levels, rows, strict=True))
+    ]
+    found = list(packed(copies, size))
+    for level, count in ((1, 15), (2, 2)):
+        parts = [(inputs, some) for at, inputs, some in found if at == level]
+        assert [len(some) for _, some in parts] == [size] * (count // size) + [count % size] * (count % size > 0)
+        joined = torch.cat([inputs.args[0] for inputs, _ in parts])
+        assert joined.equal(torch.cat([inputs.args[0] for at, inputs, _ in copies if at == level]))
+        assert torch.cat([some for _, some in parts]).equal(joined[:, 0].long() % 10)

@@ -57,7 +57,7 @@ def calibrate(
     corrected model should answer perturbed copies as the model answers the clean images. On up to 240 others, settings
     of `Evidence` with these weights are tried. The setting that keeps most of the model's own clean answers becomes
     `targets.rule`. If no setting beats the uncorrected model, the model is left as it is, with a warning. The decision
-    takes at most as long as 60 forward passes over 500 images.
+    takes about as long as 60 to 120 forward passes over 500 images.
 
     The measurement is one pass over all images, in evaluation mode and without gradients. Memory does not grow with
     the number of images, and the model is not changed. The result does not depend on how the images are batched. The

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from trueup._answers import Agreement, Answer, most_likely, relative_changes
 from trueup._correct import build
 from trueup.decide.perturb import PERTURBATIONS
-from trueup.decide.pictures import Scales, perturb_all
+from trueup.decide.pictures import Scales, perturb_all, together
 from trueup.decide.progress import Progress
 from trueup.graph import Inputs, Select, Trace, device_of
 from trueup.rules import Evidence
@@ -79,7 +80,8 @@ class Contest:
         """Count the answers that each setting keeps on perturbed copies."""
         share = 1 / PERTURBATIONS_PER_IMAGE
         for (numbers, batch), clean_answers in zip(self._batches, self._own, strict=True):
-            for level, inputs, rows in perturbed_copies(batch.to(self._device), numbers, self._scales, self._levels):
+            copies = perturbed_copies(batch.to(self._device), numbers, self._scales, self._levels)
+            for level, inputs, rows in packed(copies, len(numbers)):
                 wanted = clean_answers[rows.to(clean_answers.device)]
                 for _ in self._try(inputs, wanted, numbers[rows], level, share):
                     pass
@@ -148,3 +150,17 @@ def perturbed_copies(
             rows = torch.nonzero((numbers + k) % len(names) < PERTURBATIONS_PER_IMAGE).flatten()
             if len(rows):
                 yield number, perturb_all(batch.take(rows), name, scales, numbers=numbers[rows], level=level), rows
+
+
+def packed(copies: Iterable[tuple[int, Inputs, Tensor]], size: int) -> Iterator[tuple[int, Inputs, Tensor]]:
+    """Join what `perturbed_copies` yields to batches of this size: small ones take more time per image."""
+    for level, some in itertools.groupby(copies, key=operator.itemgetter(0)):
+        waiting: list[tuple[Inputs, Tensor]] = []
+        for _, inputs, rows in some:
+            inputs, rows = together([*(i for i, _ in waiting), inputs]), torch.cat([*(r for _, r in waiting), rows])
+            for start in range(0, len(rows) - size + 1, size):
+                yield level, inputs.part(start, start + size), rows[start : start + size]
+            rest = len(rows) % size
+            waiting = [(inputs.part(len(rows) - rest, len(rows)), rows[-rest:])] if rest else []
+        for inputs, rows in waiting:
+            yield level, inputs, rows

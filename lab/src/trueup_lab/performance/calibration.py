@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import trueup
 from trueup.targets.decision import LEFT_ALONE, Decision, Trial
@@ -49,23 +50,35 @@ def measure_decision(architecture: TimedNetwork, device: torch.device) -> Iterat
     """
     model, _ = prepared(architecture, device)
     batches = torch.split(pictures(480, architecture.size, device), 32)
+    let_answers_differ(model, batches)
 
     def forward() -> None:
         with torch.inference_mode():
             for batch in batches[:4]:
                 model(batch)
 
-    def seconds_of(decide: bool) -> float:
+    def calibrate(decide: bool) -> tuple[float, Decision]:
         began = time.perf_counter()
-        trueup.calibrate(model, batches, decide=decide, progress=False)
-        return time.perf_counter() - began
+        targets = trueup.calibrate(model, batches, decide=decide, progress=False)
+        return time.perf_counter() - began, targets.decision or Decision()
 
     passes = [side_by_side({"passes": forward}, device)["passes"]]
-    without, whole = seconds_of(decide=False), seconds_of(decide=True)
+    (without, _), (whole, decided) = calibrate(decide=False), calibrate(decide=True)
     passes.append(side_by_side({"passes": forward}, device)["passes"])
+    if not decided.trials:
+        raise RuntimeError(f"{architecture.name} was left alone, so nothing was timed: {decided.note}")
     budget = 60 * 500 / (4 * 32) * sum(passes) / 2
     case = f"decision, {architecture.name}"
     yield compared(case, "decision", "budget", {"decision": whole - without, "budget": budget}, 1.0, batch=32)
+
+
+def let_answers_differ(model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Subtract the mean scores in the last layer: an untrained network gives all images one answer."""
+    head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    with torch.inference_mode():
+        mean = torch.cat([model(batch) for batch in batches]).mean(dim=0)
+    with torch.no_grad():
+        head.bias.sub_(mean)
 
 
 def measure_file(architecture: TimedNetwork, device: torch.device) -> Iterator[TimingRow]:
