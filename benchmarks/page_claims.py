@@ -97,8 +97,8 @@ def _bench() -> Iterator[str]:
     shifts = [r for r in read("other_shifts") if r["method"] == "default" and r["corruption"] != "shifts"]
     z = [float(row["gain"]) / float(row["error"]) for row in shifts if float(row["error"]) > 0]
     yield (
-        f"Of {len(shifts)} gains of a model under a shift, {sum(x > 2 for x in z)} are larger than twice their standard "
-        f"error, and {sum(x < -2 for x in z)} are losses of more than that; the largest loss is "
+        f"Of {len(shifts)} gains of a model under a shift, {sum(x > 2 for x in z)} are larger than twice their "
+        f"standard error, and {sum(x < -2 for x in z)} are losses of more than that; the largest loss is "
         f"{-min(float(row['gain']) for row in shifts):.1f} points."
     )
 
