@@ -63,7 +63,7 @@ def test_all_but_a_few_models_work(table, rows):
 
 
 def test_a_model_that_works_has_a_row_that_says_so(table, trial, case):
-    tried = case.Case("own", "resnet", "resnet", lambda: (make("resnet"), case.images(3, 32, 32), "32 x 32"))
+    tried = case.ZooCase("own", "resnet", "resnet", lambda: (make("resnet"), case.images(3, 32, 32), "32 x 32"))
     row = {key: str(value) for key, value in trial.measure(tried).items()}
     row = dict.fromkeys(trial.COLUMNS, "") | row
     assert table.works(row), row
@@ -101,7 +101,7 @@ def test_a_model_that_fails_has_a_row_with_the_reason(trial, case):
     def broken():
         return nn.Sequential(nn.Linear(3, 3), nn.ReLU()), case.images(3, 8, 8), "8 x 8"
 
-    row = trial.measure(case.Case("own", "broken", "broken", broken))
+    row = trial.measure(case.ZooCase("own", "broken", "broken", broken))
     assert row["error"].startswith("RuntimeError: ")
     assert trueup.__version__ in trial.versions()
     assert torch.__version__.split("+")[0] in trial.versions()
@@ -118,7 +118,7 @@ def test_the_batch_norms_of_a_random_model_get_the_statistics_of_the_inputs(tria
 
 
 def test_what_is_done_is_not_done_again_and_compiling_comes_last(parts, monkeypatch, table):
-    zoo, case = parts["zoo"], parts["zoo_models"].Case
+    zoo, case = parts["zoo"], parts["zoo_models"].ZooCase
     monkeypatch.setattr(zoo, "SOURCES", {"timm": lambda: [case("timm", "f", name, None) for name in "abc"]})
     options = argparse.Namespace(source=None, only="", missing=False, again=False, compile="all")
     now = parts["zoo_trial"].versions()
