@@ -61,6 +61,13 @@ def claims() -> dict[str, list[str]]:
 
 
 def _performance() -> Iterator[str]:
+    (batch,) = (row for row in read("performance_cpu") if row["case"] == "ResNet-20, batch 32, two CPU threads")
+    (served,) = (row for row in read("deployment") if row["route"] == "serving, two cores")
+    yield (
+        f"a ResNet-20 with 32 images on two threads takes {1000 * float(batch['of']):.0f} ms alone in this table and "
+        f"{float(served['model']):.0f} ms in [deployment.csv](../results/deployment.csv), where the corrected one takes "
+        f"{float(served['ratio']):.2f} times as long."
+    )
     rows = {(row["case"], row["what"]): row for row in read("performance_h200")}
     many, one = (float(rows[f"RegNetY-1.6GF, batch {n}", "evidence, no gate"]["cost"]) for n in ("64, TF32", "1"))
     yield f"RegNetY takes {1000 * many:.1f} ms, though the host starts it in {1000 * one:.1f} ms"
