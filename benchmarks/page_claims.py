@@ -65,8 +65,8 @@ def _performance() -> Iterator[str]:
     (served,) = (row for row in read("deployment") if row["route"] == "serving, two cores")
     yield (
         f"a ResNet-20 with 32 images on two threads takes {1000 * float(batch['of']):.0f} ms alone in this table and "
-        f"{float(served['model']):.0f} ms in [deployment.csv](../results/deployment.csv), where the corrected one takes "
-        f"{float(served['ratio']):.2f} times as long."
+        f"{float(served['model']):.0f} ms in [deployment.csv](../results/deployment.csv), where the corrected one "
+        f"takes {float(served['ratio']):.2f} times as long."
     )
     rows = {(row["case"], row["what"]): row for row in read("performance_h200")}
     many, one = (float(rows[f"RegNetY-1.6GF, batch {n}", "evidence, no gate"]["cost"]) for n in ("64, TF32", "1"))
