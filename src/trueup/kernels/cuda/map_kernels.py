@@ -8,8 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueup.kernels.cuda.coefficients import coefficients
+from trueup.kernels.cuda.coefficients import coefficients, load_reference
 from trueup.kernels.cuda.elementwise import scale_and_shift
+from trueup.kernels.cuda.held import load_rows, sums_of_rows, write_held
 from trueup.kernels.cuda.launch import wait_for_previous_kernel
 from trueup.kernels.cuda.strips import (
     first_columns,
@@ -37,29 +38,50 @@ def realign_whole(
     x, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
     gated, normed, lower, upper, units, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
-    BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
+    """Realign whole maps. Those of at most `HELD` rows stay in registers."""
     wait_for_previous_kernel(EARLY)
     channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     begin = image * channels * n
-    x += begin
+    x, residual, out = x + begin, residual + begin, out + begin
     gate = tl.load(gates + image * gated)
-    wanted = tl.where(gate > 0, segments, 0)  # closed images are not measured
-    pivot, low, high, low2, high2, _, _ = _sum_all_segments(
-        x, channel, channels, n, width, rows, strips, rows_per_segment, wanted, MAPS, PAIRS, LAST, BANDS, False
-    )
-    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
-    start, gain, gain_of_mean, moves = coefficients(
-        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS
-    )
-    for done in range(segments):  # backwards: the rows read last may still be in the cache
-        top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
-        _write_strip(
-            x, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-            lower, upper,
-            channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
+    norm = (norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
+    if HELD > 0:
+        column = first_columns(0, PAIRS, LAST)
+        values = load_rows(x, channel, column, channels, n, width, HELD, PAIRS, LAST)
+        added = load_rows(residual, channel, column, channels, n, width, HELD, PAIRS, LAST) if ADD else values
+        known = load_reference(reference, channel, channels, False)
+        scale, shift = scale_and_shift(*norm)
+        pivot = pivot_of(x, channel, channels, n, width, LAST)
+        low, low2 = sums_of_rows(values, channel, column, pivot, channels, n, width, MAPS, HELD, PAIRS, LAST)
+        high = tl.zeros([MAPS], tl.float32)
+        start, gain, _, moves = coefficients(known, gate, pivot, low, high, low2, high, scale, shift, n, False)
+        write_held(
+            values, added, out, channel, column, start, gain, moves, lower, upper, channels, n, width,
+            HELD, PAIRS, LAST, ADD,
         )  # fmt: skip
+    else:
+        if EARLY:  # few programs: none waits for registers
+            known = load_reference(reference, channel, channels, BANDS)
+        wanted = tl.where(gate > 0, segments, 0)  # closed images are not measured
+        pivot, low, high, low2, high2, _, _ = _sum_all_segments(
+            x, channel, channels, n, width, rows, strips, rows_per_segment, wanted, MAPS, PAIRS, LAST, BANDS, False
+        )
+        if not EARLY:
+            known = load_reference(reference, channel, channels, BANDS)
+        scale, shift = scale_and_shift(*norm)
+        start, gain, gain_of_mean, moves = coefficients(
+            known, gate, pivot, low, high, low2, high2, scale, shift, n, BANDS
+        )
+        for done in range(segments):  # backwards: the rows read last may still be in the cache
+            top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
+            _write_strip(
+                x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+                lower, upper,
+                channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_WHOLE_SIZES)
@@ -164,12 +186,10 @@ def write_rows(
     channels = units * UNIT
     image, part, channel = program_tile(channels, strips * tl.cdiv(rows, rows_written), MAPS)
     begin = image * channels * n
-    gate = tl.load(gates + image * gated)
+    gate, known = tl.load(gates + image * gated), load_reference(reference, channel, channels, BANDS)
     pivot, low, high, low2, high2, _, _ = _load_sums(sums, image, channel, channels, segments, MAPS, False)
     scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
-    start, gain, gain_of_mean, moves = coefficients(
-        reference, gate, channel, pivot, low, high, low2, high2, scale, shift, channels, n, BANDS
-    )
+    start, gain, gain_of_mean, moves = coefficients(known, gate, pivot, low, high, low2, high2, scale, shift, n, BANDS)
     top, bottom, column = _segment_bounds(part, rows, strips, rows_written, PAIRS, LAST)
     _write_strip(
         x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,

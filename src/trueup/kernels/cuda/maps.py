@@ -37,6 +37,7 @@ CACHE_LINE = 128  # bytes per program, if channels lie last
 MAX_HALVINGS = 2  # of the channels per program, and of the work per thread, if there are few programs
 STRIP_COLUMNS = {True: 16, False: 64}  # columns per strip, at most: if channels lie last, and otherwise
 PLAIN_COLUMNS = 64  # columns per strip without bands, where any width will do
+HELD_ROWS = (1, 4)  # of such columns: a map of no more stays in registers
 
 _SUMS = 5  # stored per segment: the pivot, and the first four sums of `sums_with_bands`
 _ALL_SUMS = 7  # for `moments`: the pivot, and all six sums
@@ -253,14 +254,15 @@ def _plan(
     # No fusion of multiplications and additions: the kernels would differ in the last bit.
     options = {"num_warps": warps, "enable_fp_fusion": False}
 
-    def launch(kernel: Any, programs: int, *more: bool) -> Launch:
+    def launch(kernel: Any, programs: int, *more: int) -> Launch:
         early = starts_early(device, programs)
         pdl = {"launch_pdl": True} if early else {}
         return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
 
     sizes = (channels // unit, n, width, rows, strips)
     measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
-    whole = launch(measure_whole if measure else realign_whole, tiles * batch, *flags)
+    held = 0 if bands or split else next((most for most in HELD_ROWS if rows <= most), 0)
+    whole = launch(measure_whole, tiles * batch) if measure else launch(realign_whole, tiles * batch, *flags, held)
     sums = launch(sum_segments, all_strips * -(-parts // segments_per_program), measure)
     finish = (
         launch(moments_from_sums, tiles * batch)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueup.kernels.cuda.coefficients import coefficients
+from trueup.kernels.cuda.coefficients import coefficients, load_reference
 from trueup.kernels.cuda.compile_ahead import KernelSpec, skip_uncompiled, specs_of
 from trueup.kernels.cuda.elementwise import clamp_to_float16
 from trueup.kernels.cuda.launch import Launch, aligned, ready
@@ -138,7 +138,7 @@ def write_tokens(
     image = (above // parts).to(tl.int64)
     channel = (tl.program_id(0) - above * tiles) * WIDTH + tl.arange(0, WIDTH)
     inside = channel < channels
-    gate = tl.load(gates + image * gated)
+    gate, known = tl.load(gates + image * gated), load_reference(reference, channel, channels, False)
     sums += image * blocks * 2 * channels + channel[None, :]
     mean, squares = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for first in range(0, blocks, SUMS):
@@ -151,9 +151,8 @@ def write_tokens(
         squares += tl.sum(tl.where(count > 0, own + count * away * away, 0.0), axis=0)
     nothing = tl.zeros([WIDTH], tl.float32)
     start, gain, _, moves = coefficients(
-        reference, gate, channel, mean, nothing, nothing, squares, nothing, nothing + 1.0, nothing - 0.0,
-        channels, n, False,
-    )  # fmt: skip
+        known, gate, mean, nothing, nothing, squares, nothing, nothing + 1.0, nothing - 0.0, n, False
+    )
     token = (above - image.to(tl.int32) * parts) * ROWS + tl.arange(0, ROWS)
     mask = (token < n)[:, None] & inside[None, :]
     at = out + image * n * channels + token[:, None] * channels + channel[None, :]
