@@ -130,6 +130,7 @@ class PlacedEvidence(AtSite):
         self.name, self.channel_dim = site.name, site.channel_dim
         self.rule, self.share = rule, share
         self.may_close = rule.least == 0
+        self._recent = kernels.Recent()
         self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
         self._store_constants(portable.map_constants(self.reference))
 
@@ -162,6 +163,7 @@ class PlacedEvidence(AtSite):
             constants=self._constants,
             may_close=self.may_close,
             may_overwrite=alone,
+            recent=self._recent,
         )
 
     def _example(self) -> tuple[Tensor, ...]:

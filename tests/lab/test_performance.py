@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from trueup_lab.figures import draw_scaling
-from trueup_lab.performance import CASES, PerformanceCase, TimingRow, ahead, first_answer, read_timings, write_timings
+from trueup_lab.performance import (
+    CASES,
+    PerformanceCase,
+    TimingRow,
+    first_answer,
+    read_timings,
+    together,
+    write_timings,
+)
 from trueup_lab.performance.cases import BY_NAME
 from trueup_lab.performance.networks import NetworkCase
 from trueup_lab.performance.rows import absolute, measured_on
@@ -40,7 +48,7 @@ def test_new_rows_take_the_place_of_old_ones_of_their_case(tmp_path):
 
 def test_the_correction_of_a_network_is_measured_beside_it():
     network = NetworkCase(BY_NAME["ResNet-20"], 2, rivals=True, threads=1, seconds=0.1)
-    rows = list(network.measure(CPU, "small", 1.5))
+    rows = list(network.prepare(CPU, "small", 1.5)())
     assert [r.what for r in rows] == ["evidence, no gate", "evidence", "BN batch", "BN mix", "TENT"]
     assert all(0.2 < r.ratio < 50 for r in rows)
     assert [r.reach for r in rows] == [1.5, *[None] * 4]
@@ -49,7 +57,7 @@ def test_the_correction_of_a_network_is_measured_beside_it():
 def test_the_command_prints_and_writes_its_rows(call, tmp_path, monkeypatch):
     measured = [row(), row(n=3000), row(what="correction by sorting")]
     monkeypatch.setattr(
-        "trueup_lab.performance.CASES", (PerformanceCase("scaling", "", lambda _device: iter(measured)),)
+        "trueup_lab.performance.CASES", (PerformanceCase("scaling", "", lambda _device: lambda: iter(measured)),)
     )
     picture = tmp_path / "scaling.png"
     more = [row(batch=b, n=16_384, what=w) for b in (1, 4) for w in ("correction", "correction by sorting")]
@@ -67,10 +75,10 @@ def test_a_run_that_is_out_of_time_keeps_its_rows_and_is_continued_with_what_is_
     def second(_device):
         if slow:
             subprocess.run(["sleep", "60"], check=True)
-        return iter([row("second")])
+        return lambda: iter([row("second")])
 
     cases = (
-        PerformanceCase("first", "", lambda _device: iter([row("first", cost=5.0)])),
+        PerformanceCase("first", "", lambda _device: lambda: iter([row("first", cost=5.0)])),
         PerformanceCase("broken", "", lambda _device: [][0]),
         PerformanceCase("second", "", second),
     )
@@ -86,27 +94,39 @@ def test_a_run_that_is_out_of_time_keeps_its_rows_and_is_continued_with_what_is_
     assert [r.case for r in read_timings(tmp_path / "rows.csv")] == ["first", "second"]
 
 
-def test_what_is_compiled_ahead_is_compiled_in_a_process_per_architecture(monkeypatch, tmp_path):
-    """The processes run a stand-in that writes down what it was asked for."""
-    monkeypatch.setattr(ahead, "__name__", "stand_in")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_cases_prepare_at_the_same_time_and_are_measured_one_after_the_other(monkeypatch, tmp_path):
+    """The processes run a stand-in that writes down when it does what."""
+    monkeypatch.setattr(together, "__name__", "stand_in")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "stand_in.py").write_text(
-        "import os, pathlib, sys\n"
-        "(pathlib.Path(__file__).parent / f'{os.getpid()}.asked').write_text(repr(sys.argv[1:]))"
+        "import json, sys, time\n"
+        "name = sys.argv[2]\n"
+        "def note(what): open('notes', 'a').write(f'{what} {name}\\n')\n"
+        "if name == 'broken': sys.exit('no such thing')\n"
+        "note('prepared'), print('ready', flush=True), sys.stdin.readline(), note('begins'), time.sleep(0.2)\n"
+        "row = dict(case=name, what='', against='', activations=0, batch=1, cost=1.0, of=1.0, ratio=1.0)\n"
+        "note('ends'), print(json.dumps([row]))"
     )
-    names = ["ResNet-50, batch 1", "MobileNetV2, batch 1", "ResNet-50, batch 64"]
-    cases = [PerformanceCase(name, "", iter, prepare=lambda _device: None) for name in names]
-    ahead.compile_ahead([*cases, PerformanceCase("nothing to prepare", "", iter)], CPU, 2)
-    asked = sorted(eval(path.read_text()) for path in tmp_path.glob("*.asked"))
-    assert asked == [["cpu", names[1]], ["cpu", names[0], names[2]]]
+    monkeypatch.chdir(tmp_path)
+    cases = [PerformanceCase(name, "", iter, compiles=True) for name in ("a", "broken", "b", "c")]
+    found = {case.name: outcome for case, outcome in together.measure_together(cases, CPU, 3)}
+    assert [found[name][0].case for name in "abc"] == ["a", "b", "c"]
+    assert str(found["broken"]) == "no such thing"
+    *prepared, last = (tmp_path / "notes").read_text().splitlines()
+    assert {*prepared[:2]} == {"prepared a", "prepared b"}
+    assert [*prepared[2:], last] == ["begins a", "ends a", "begins b", "ends b", "prepared c", "begins c", "ends c"]
 
 
-def test_preparing_a_network_runs_the_model_and_its_corrected_forms():
-    network = NetworkCase(BY_NAME["ResNet-20"], 2, how="graph", threads=1)
+def test_a_compiled_network_is_prepared_once(monkeypatch):
+    """What `prepare` compiled is what is measured, in the number of threads and the precision of the case."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda network, **_: compiled.append(network) or network)
     before = torch.get_num_threads()
-    network.prepare(CPU)  # a CUDA graph could not be captured here
-    assert torch.get_num_threads() == before
+    network = NetworkCase(BY_NAME["ResNet-20"], 2, how="compiled", threads=1, seconds=0.1)
+    measure = network.prepare(CPU, "small", 1.5)
+    assert (len(compiled), torch.get_num_threads()) == (3, before)
+    assert [r.what for r in measure()] == ["evidence, no gate", "evidence"]
+    assert (len(compiled), torch.get_num_threads()) == (3, before)
 
 
 def test_an_unknown_case_is_answered_with_the_known_ones(call):

@@ -477,3 +477,19 @@ def test_on_a_gpu_update_waits_for_nothing_and_the_reports_are_those_of_the_cpu(
     one, other = here.snapshot(), far.snapshot()
     assert (one.images, one.histogram, one.changed) == (other.images, other.histogram, other.changed)
     assert one.evidence == other.evidence
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_on_a_gpu_each_thread_may_have_a_stream_of_its_own(calibrated):
+    """Another thread counts what this one's stream has not computed yet."""
+    monitor = monitor_of(calibrated)
+    p = torch.ones(64, device="cuda")
+    late = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(late):
+        torch.cuda._sleep(200_000_000)
+        p.fill_(0.01)
+        rest = {"gate": torch.full_like(p, 0.5), "evidence": torch.full((64, 1), 2.0, device="cuda")}
+        monitor.update({"p": p, **rest})
+    assert monitor.snapshot().unusual_images == 64

@@ -25,11 +25,13 @@ from trueup.kernels.dispatch import (
 )
 from trueup.kernels.fused_norms import BatchNorm, LayerNorm
 from trueup.kernels.layout import rows_in_any_order
+from trueup.kernels.recent import Recent
 
 __all__ = [
     "BatchNorm",
     "LayerNorm",
     "Order",
+    "Recent",
     "add",
     "compile_together",
     "correct",

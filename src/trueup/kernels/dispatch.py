@@ -12,7 +12,6 @@ The compiled backends take float32, bfloat16 and float16. Float64 and forward-mo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -33,6 +32,7 @@ from trueup.kernels.operators import (
     compute_transport,
     compute_transport_after_norm,
 )
+from trueup.kernels.recent import Recent
 
 Order = Literal["value first", "residual first", "in place"]
 Result = TypeVar("Result")
@@ -57,6 +57,7 @@ def realign(
     constants: Callable[[], portable.MapConstants] | None = None,
     may_close: bool = True,
     may_overwrite: Callable[[], bool] | None = None,
+    recent: Recent | None = None,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
 
@@ -68,6 +69,7 @@ def realign(
     `constants` returns the constants of the reference for the portable backend; `may_close` says that gate values may
     be 0. `may_overwrite` returns whether nothing else reads `a`: then the result may take its memory. It does in plain
     inference on the CPU, where a map is copied before it is written. On a GPU, kernels read what others have written.
+    `recent` remembers a call on a GPU, and a later one of the same kind takes less time on the host.
     """
     out: Tensor
     direct = is_plain_eager(a, residual, gate)
@@ -77,6 +79,10 @@ def realign(
                 found = fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm)
             return norm(a) if found is None else found
         a, norm = norm(a), None
+    if direct and recent is not None and recent.again is not None:
+        out_again = recent.again(a, reference, gate, residual, relu, ceiling, norm)
+        if out_again is not None:
+            return out_again
     if not direct and constants is not None and in_ordinary_operators(a):
         a = a if norm is None else norm(a)
         out = portable.realign(a, constants(), gate, channels=channels, may_close=may_close)
@@ -86,7 +92,7 @@ def realign(
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
             with current_device(a):
-                out = fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
+                out = fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels, recent)
             if out is None:  # not compiled yet, so this pass does not correct the site
                 out = plain.add_and_relu(a if norm is None else norm(a), residual, relu, ceiling)
             return out
@@ -264,8 +270,8 @@ def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool
     """Return whether fusing saves time and keeps torch's dtype: many tokens, whose channels lie last."""
     return (
         a.is_cuda
+        and a.numel() >= _MIN_TOKENS * a.shape[0] * a.shape[-1]
         and a.dim() > 2
-        and math.prod(a.shape[1:-1]) >= _MIN_TOKENS
         and works("cuda")
         and channels in (-1, a.dim() - 1)
         and a.dtype in _COMPILED_DTYPES

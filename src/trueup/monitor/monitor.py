@@ -295,10 +295,20 @@ class Monitor:
 class _Batch:
     """Record of a forward pass: time, `(images, 2 + norms)` of p, gate and evidence, and the changed answers."""
 
-    __slots__ = ("changed", "images", "time", "values")
+    __slots__ = ("changed", "images", "stream", "time", "values")
 
     def __init__(self, when: float, values: Tensor, changed: Tensor | None) -> None:
         self.time, self.images, self.values, self.changed = when, len(values), values, changed
+        self.stream = torch.cuda.current_stream(values.device) if values.is_cuda else None  # that computes them
+
+    def join(self) -> None:
+        """Let the current stream wait for the numbers, if another one computes them: each thread may have its own."""
+        if self.stream is None or (here := torch.cuda.current_stream(self.stream.device)) == self.stream:
+            return
+        here.wait_stream(self.stream)
+        for numbers in (self.values, self.changed):
+            if numbers is not None and numbers.is_cuda:
+                numbers.record_stream(here)
 
 
 class _Transfer(NamedTuple):
@@ -312,6 +322,8 @@ class _Transfer(NamedTuple):
     @staticmethod
     def of(batches: Sequence[_Batch]) -> _Transfer:
         """Start to copy these batches."""
+        for batch in batches:
+            batch.join()
         changed = [batch.changed for batch in batches if batch.changed is not None]
         done: list[torch.cuda.Event] = []
         values, flags = (_to_host(parts, done) for parts in ([batch.values for batch in batches], changed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import signal
@@ -17,7 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from trueup_lab.performance import TimingRow
+    import torch
+
+    from trueup_lab.performance import PerformanceCase, TimingRow
 
 
 def bench_command(
@@ -28,9 +31,9 @@ def bench_command(
     limit: Annotated[
         float, typer.Option(help="Stop after this many seconds; rows measured by then are kept.")
     ] = math.inf,
-    ahead: Annotated[
-        int, typer.Option(help="Processes that compile kernels before each group of cases (0: none).")
-    ] = 0,
+    together: Annotated[
+        int, typer.Option(help="Number of cases that are compiled at a time, each in a process of its own.")
+    ] = 1,
     figure: Annotated[Path | None, typer.Option(help="File for a figure of cost over number of activations.")] = None,
 ) -> None:
     """Measure the cost of the correction, as a multiple of the cost without it.
@@ -42,7 +45,6 @@ def bench_command(
 
     from trueup_lab.devices import device_name, find_device
     from trueup_lab.performance import CASES, read_timings, write_timings
-    from trueup_lab.performance.ahead import compile_ahead
     from trueup_lab.performance.rows import measured_on
 
     place = torch.device(find_device(device))
@@ -62,26 +64,18 @@ def bench_command(
         done = {row.case for row in read_timings(path)}
         chosen = [case for case in chosen if case.name not in done]
     console = Console()
-    prepared: set[str] = set()
     with _time_limit(limit) as ends:
-        for case in chosen:
-            if ahead and case.stage and case.stage not in prepared:
-                prepared.add(case.stage)
-                with console.status(f"{case.stage}: compiling"):
-                    compile_ahead([c for c in chosen if c.stage == case.stage], place, ahead)
-            with console.status(case.name):
-                try:
-                    rows = [measured_on(place, row) for row in case.measure(place)]
-                except ImportError as error:  # torchvision has most architectures, and not every machine has it
-                    console.print(f"{case.name}: skipped, {error}")
-                    continue
-                except Exception as error:
-                    if limit == math.inf:
-                        raise
-                    console.print(f"{case.name}: failed, {type(error).__name__}: {error}")  # the others are wanted
-                    continue
-            write_timings(path, rows)
-            console.print(_table(rows))
+        for case, found in _outcomes(chosen, place, together, console):
+            if isinstance(found, ImportError):  # torchvision has most architectures, and not every machine has it
+                console.print(f"{case.name}: skipped, {found}")
+            elif isinstance(found, Exception):
+                if limit == math.inf:
+                    raise found
+                console.print(f"{case.name}: failed, {type(found).__name__}: {found}")  # the others are wanted
+            else:
+                rows = [measured_on(place, row) for row in found]
+                write_timings(path, rows)
+                console.print(_table(rows))
     if ends:
         typer.echo(f"stopped after {limit:g} seconds; run it again with --missing for the rest")
     if figure is not None:
@@ -89,6 +83,26 @@ def bench_command(
 
         typer.echo(f"{draw_scaling(read_timings(path), figure)} drawn")
     typer.echo(f"{path} written")
+
+
+def _outcomes(
+    cases: list[PerformanceCase], device: torch.device, together: int, console: Console
+) -> Iterator[tuple[PerformanceCase, list[TimingRow] | Exception]]:
+    """Measure the cases in their order: the rows of each, or what went wrong."""
+    from trueup_lab.performance.together import measure_together
+
+    for several, group in itertools.groupby(cases, lambda case: case.compiles and together > 1):
+        if several:
+            with console.status("compiling"):
+                yield from measure_together(list(group), device, together)
+            continue
+        for case in group:
+            with console.status(case.name):
+                try:
+                    found: list[TimingRow] | Exception = list(case.prepare(device)())
+                except Exception as error:
+                    found = error
+            yield case, found
 
 
 class _OutOfTime(BaseException):

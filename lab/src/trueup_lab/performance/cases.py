@@ -27,16 +27,15 @@ from trueup_lab.performance.rows import TimingRow
 class PerformanceCase:
     """One or more rows of the table. `needs` is the kind of device it requires, or "" for any.
 
-    `reach` is the upper bound that the ratio of its first row should meet, also while nothing has been measured.
-    `prepare` compiles what the case needs, so that it is in the compilers' caches. Cases of one `stage` are prepared
-    together.
+    `prepare` returns what measures the rows. If it `compiles`, that takes up to minutes, and `measure_together` lets
+    several cases do it at a time. `reach` is the upper bound that the ratio of the first row should meet, also while
+    nothing has been measured.
     """
 
     name: str
     needs: str
-    measure: Callable[[torch.device], Iterator[TimingRow]]
-    prepare: Callable[[torch.device], None] | None = None
-    stage: str = ""
+    prepare: Callable[[torch.device], Callable[[], Iterator[TimingRow]]]
+    compiles: bool = False
     reach: float | None = None
 
 
@@ -47,11 +46,16 @@ _HALF: dict[str, Any] = {"dtype": torch.bfloat16, "channels_last": True}
 _NO_GATE = {"evidence, no gate": EVIDENCE["evidence, no gate"]}
 
 
+def _case(
+    name: str, needs: str, measure: Callable[[torch.device], Iterator[TimingRow]], reach: float | None = None
+) -> PerformanceCase:
+    """A case with nothing to prepare."""
+    return PerformanceCase(name, needs, lambda device: functools.partial(measure, device), reach=reach)
+
+
 def _network(name: str, needs: str, reach: float, network: NetworkCase) -> PerformanceCase:
-    stage = f"compiled, {network.dtype}" if network.how == "compiled" else "eager"
-    return PerformanceCase(
-        name, needs, lambda device: network.measure(device, name, reach), network.prepare, stage, reach
-    )
+    compiles = network.how == "compiled"
+    return PerformanceCase(name, needs, lambda device: network.prepare(device, name, reach), compiles, reach)
 
 
 def _with_paper(name: str, needs: str, reach: float, architecture: TimedNetwork, **options: Any) -> PerformanceCase:
@@ -64,7 +68,7 @@ def _memory(architecture: TimedNetwork, batch: int) -> PerformanceCase:
     name = f"{architecture.name}, batch {batch}, bfloat16: peak memory"
     options: dict[str, Any] = {"channels_last": architecture.convolutional, "rules": _NO_GATE}
     network = NetworkCase(architecture, batch, dtype=torch.bfloat16, **options)
-    return PerformanceCase(name, "cuda", lambda device: network.measure_memory(device, name, 1.1), reach=1.1)
+    return _case(name, "cuda", lambda device: network.measure_memory(device, name, 1.1), 1.1)
 
 
 def _eager(architecture: TimedNetwork) -> Iterator[PerformanceCase]:
@@ -91,14 +95,12 @@ def _compiled(architecture: TimedNetwork, *, half: bool) -> PerformanceCase:
 
 def _calibration(architecture: TimedNetwork, batch: int, needs: str) -> PerformanceCase:
     name = f"calibration, {architecture.name}, batch {batch}"
-    return PerformanceCase(
-        name, needs, lambda device: measure_calibration(architecture, batch, device), reach=CALIBRATION_REACH
-    )
+    return _case(name, needs, lambda device: measure_calibration(architecture, batch, device), CALIBRATION_REACH)
 
 
 def _first_answer(architecture: TimedNetwork) -> PerformanceCase:
     measure = functools.partial(measure_first_answer, architecture)
-    return PerformanceCase(f"{architecture.name}: first answer", "cuda", measure)
+    return _case(f"{architecture.name}: first answer", "cuda", measure)
 
 
 def _cpu(architecture: TimedNetwork) -> Iterator[PerformanceCase]:
@@ -125,13 +127,13 @@ CASES = (
     _calibration(RESNET50, 64, "cuda"),
     _calibration(RESNET50, 8, "cpu"),
     _calibration(RESNET20, 128, ""),
-    PerformanceCase("decision, ResNet-20", "", lambda device: measure_decision(RESNET20, device)),
-    PerformanceCase("decision, MobileNetV2", "cuda", lambda device: measure_decision(BY_NAME["MobileNetV2"], device)),
+    _case("decision, ResNet-20", "", lambda device: measure_decision(RESNET20, device)),
+    _case("decision, MobileNetV2", "cuda", lambda device: measure_decision(BY_NAME["MobileNetV2"], device)),
     *(_first_answer(BY_NAME[name]) for name in _SHOWN_FIRST),
     *(_compiled(architecture, half=True) for architecture in TIMED_NETWORKS),
     *(_compiled(architecture, half=False) for architecture in TIMED_NETWORKS),
     *(_first_answer(architecture) for architecture in _LATER),
-    PerformanceCase("targets file, ResNet-50", "", lambda device: measure_file(RESNET50, device)),
+    _case("targets file, ResNet-50", "", lambda device: measure_file(RESNET50, device)),
     _with_paper("batch 256, bfloat16", "cuda", 1.35, RESNET50, batch=256, rivals=True, **_HALF),
     _with_paper("batch 256, TF32", "cuda", 1.4, RESNET50, batch=256, channels_last=True, tf32=True),
     _memory(RESNET50, 256),
@@ -139,7 +141,7 @@ CASES = (
     _with_paper("batch 1024, CUDA graph", "cuda", 1.6, RESNET20, batch=1024, how="graph", **_HALF),
     _with_paper("batch 128, float32", "cpu", 1.5, RESNET20, batch=128, rivals=True, threads=2),
     _with_paper("batch 256, bfloat16, compiled", "cuda", 1.4, RESNET50, batch=256, how="compiled", **_HALF),
-    PerformanceCase("operator, 64 x 802816", "cuda", measure_operator(64, 802_816, 2.5)),
-    PerformanceCase("operator, 512 x 16384", "", measure_operator(512, 16_384, 3)),
-    PerformanceCase("scaling", "", measure_scaling),
+    _case("operator, 64 x 802816", "cuda", measure_operator(64, 802_816, 2.5)),
+    _case("operator, 512 x 16384", "", measure_operator(512, 16_384, 3)),
+    _case("scaling", "", measure_scaling),
 )

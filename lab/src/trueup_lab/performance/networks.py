@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -42,23 +42,26 @@ class NetworkCase:
     threads: int | None = None
     seconds: float = 1.0
 
-    def measure(self, device: torch.device, case: str, reach: float) -> Iterator[TimingRow]:
-        """Measure one row per rule and rival; the first rule has the `reach`."""
+    def prepare(self, device: torch.device, case: str, reach: float) -> Callable[[], Iterator[TimingRow]]:
+        """Make all networks and run each once, which compiles what it needs. Return what measures them.
+
+        There is one row per rule and rival; the first rule has the `reach`.
+        """
         with _threads(self.threads), precision(tf32=self.tf32):
             networks, x = self.make(device)
             works = {name: self._work(network, x) for name, network in networks.items()}
-            times = side_by_side(works, device, seconds=self.seconds)
+            for work in works.values():
+                work()
+
+        def measure() -> Iterator[TimingRow]:
+            with _threads(self.threads), precision(tf32=self.tf32):
+                times = side_by_side(works, device, seconds=self.seconds)
             for name in times:
                 if name != "uncorrected":
                     aim = reach if name == next(iter(self.rules)) else None
                     yield compared(case, name, "uncorrected", times, aim, batch=self.batch)
 
-    def prepare(self, device: torch.device) -> None:
-        """Run each network once, which compiles what it needs."""
-        with _threads(self.threads), precision(tf32=self.tf32):
-            networks, x = self.make(device)
-            for name in ("uncorrected", *self.rules):
-                replace(self, how="eager" if self.how == "graph" else self.how)._work(networks[name], x)()
+        return measure
 
     def measure_memory(self, device: torch.device, case: str, reach: float) -> Iterator[TimingRow]:
         """The peak memory of a forward pass by the first rule."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trueup.kernels.cuda.again import AgainRealign
 from trueup.kernels.cuda.compile_ahead import KernelSpec, skip_uncompiled, specs_of
 from trueup.kernels.cuda.launch import Launch, aligned, processors, ready, starts_early
 from trueup.kernels.cuda.map_kernels import (
@@ -28,6 +29,7 @@ from trueup.kernels.cuda.map_kernels import (
 )
 from trueup.kernels.fused_norms import BatchNorm
 from trueup.kernels.layout import channels_lie_last
+from trueup.kernels.recent import Recent
 
 SEGMENT_ROWS = 28  # rows per segment, at most; even, because two are processed at a time
 ROWS_WRITTEN = 8  # rows that a program writes, roughly, if there are few programs
@@ -52,13 +54,15 @@ def realign(
     ceiling: float | None = None,
     norm: BatchNorm | None = None,
     channels: int = 1,
+    recent: Recent | None = None,
 ) -> Tensor | None:
     """As `plain.realign`, for float32, bfloat16 or float16 maps; the result has the layout of `x`.
 
     Return None if this pass skips the rule, because its kernels are not compiled yet (`compile_ahead`).
 
     `channels` is the dimension of `x` that holds the channels. A `norm` is applied to `x` first. The result is rounded
-    once: unless there is a norm, values that are not moved come out as from torch's separate operators.
+    once: unless there is a norm, values that are not moved come out as from torch's separate operators. `recent`
+    remembers this call if the next one of its kind can be made as quickly.
     """
     if channels < 0:
         channels += x.dim()
@@ -68,9 +72,11 @@ def realign(
         return None if moved is None else moved.movedim(1, channels)
     dense = aligned(x) if channels != 1 else _in_order(x)
     out = torch.empty_like(dense)
+    if dense is not x:
+        recent = None
     if residual is not None and residual.stride() != dense.stride():
-        residual = torch.empty_like(dense).copy_(residual)
-    if not realign_maps(dense, reference, gate, out, residual, relu, ceiling, norm, channels):
+        residual, recent = torch.empty_like(dense).copy_(residual), None
+    if not realign_maps(dense, reference, gate, out, residual, relu, ceiling, norm, channels, recent=recent):
         return None
     return out if dense is x or dense.stride() == x.stride() else torch.empty_like(x).copy_(out)
 
@@ -91,6 +97,7 @@ def realign_maps(
     norm: BatchNorm | None = None,
     channels: int = 1,
     *,
+    recent: Recent | None = None,
     split: bool | None = None,
     programs_per_strip: int | None = None,
     halvings: int | None = None,
@@ -115,6 +122,7 @@ def realign_maps(
         even = mean.is_contiguous() and variance.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
         if not even or (mean.data_ptr() | variance.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15:
             mean, variance, weight, bias = ready(mean), ready(variance), ready(weight), ready(bias)
+            recent = None
     reference = ready(reference)
     norm_dtypes = (dtype,) * 4 if norm is None else (mean.dtype, variance.dtype, weight.dtype, bias.dtype)
     dtypes = (reference.dtype, *norm_dtypes)
@@ -129,8 +137,14 @@ def realign_maps(
         sums = torch.empty(plan.sums, dtype=torch.float32, device=device)
         plan.sum_segments((x, sums), *plan.sum_sizes)
         plan.finish((x, sums, *tensors), *numbers, *plan.write_sizes)
+        launches = [(plan.sum_segments, plan.sum_sizes), (plan.finish, (*numbers, *plan.write_sizes))]
     else:
         plan.whole((x, *tensors), *numbers, *plan.whole_sizes)
+        launches = [(plan.whole, (*numbers, *plan.whole_sizes))]
+    lasting = gate is not None or device in _ONES
+    if recent is not None and lasting and all(launch.run is not None for launch, _ in launches):
+        call = (x, reference, gate, residual, relu, ceiling, norm)
+        recent.again = AgainRealign(*call, launches=launches, gates=gates, sums=plan.sums if plan.split else 0)
     return True
 
 
