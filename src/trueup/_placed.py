@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from trueup import kernels
 from trueup.functional import evidence
 from trueup.functional.gate import Gate
-from trueup.graph import Site, is_unseen, leaf, norm_of
+from trueup.graph import PlacedModule, Site, is_unseen, norm_of
 from trueup.kernels import BatchNorm, LayerNorm, Order, portable
 from trueup.rules import Correction, Evidence
 from trueup.targets import ActivationTarget, NormTarget
 
 
-class AtSite(nn.Module):
+class AtSite(PlacedModule):
     """A placed module. Its buffers follow the model to its device, but keep their precision."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AtSite:
@@ -80,7 +80,6 @@ class PlacedCorrection(AtSite):
         if target_constants is not None:
             self._store_constants(target_constants)
 
-    @leaf
     def forward(
         self,
         a: Tensor,
@@ -134,7 +133,6 @@ class PlacedEvidence(AtSite):
         self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
         self._store_constants(portable.map_constants(self.reference))
 
-    @leaf
     def forward(
         self,
         a: Tensor,
@@ -176,14 +174,13 @@ class PlacedEvidence(AtSite):
         return f"{self.name!r}, strength={self.rule.strength:.3g}, base={self.rule.base:.3g}{share}{bands}"
 
 
-class GateReader(nn.Module):
+class GateReader(PlacedModule):
     """Measures the moments of one norm's output for the gate."""
 
     def __init__(self, site: Site, *, bands: bool) -> None:
         super().__init__()
         self.name, self.bands, self.channel_dim = site.name, bands, site.channel_dim
 
-    @leaf
     def forward(self, a: Tensor) -> Tensor:
         return kernels.moments(a if self.channel_dim == 1 else a.movedim(self.channel_dim, 1), bands=self.bands)
 
@@ -203,7 +200,6 @@ class GateValue(AtSite):
             self.register_buffer(name, tensor, persistent=False)
         self._store_constants(portable.gate_constants(gate, floors))
 
-    @leaf
     def forward(self, *moments: Tensor) -> Tensor:
         tensors = [getattr(self, name) for name in self.names]
         gate, floors = Gate(*tensors[: len(Gate._fields)]), tensors[len(Gate._fields) :]

@@ -16,7 +16,7 @@ from trueup._placed import AtSite, GateReader
 from trueup.functional import evidence
 from trueup.functional import gate as gate_functions
 from trueup.functional.gate import Gate
-from trueup.graph import Reading, Site, leaf
+from trueup.graph import Reading, Site
 from trueup.kernels import portable
 from trueup.rules import Evidence, Rule
 from trueup.targets import NormTarget, Targets
@@ -59,7 +59,6 @@ class ImageReport(AtSite):
             self.register_buffer(name, tensor, persistent=False)
         self._store_constants(portable.gate_constants(gate, [self.get_buffer("floor")]))
 
-    @leaf
     def forward(self, *values: Tensor) -> dict[str, Tensor]:
         moments, gate = values[: len(self.norms)], values[len(self.norms) :]
         p = self._p_values(moments[0])

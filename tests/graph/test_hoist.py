@@ -7,7 +7,7 @@ from torch import fx, nn
 
 import trueup
 from architectures import images, make
-from trueup.graph.hoist import hoist_paths
+from trueup.graph.hoist import function_of, hoist_paths
 
 
 def lookups(module, x):
@@ -51,6 +51,30 @@ def test_names_of_nodes_and_odd_attributes_are_kept():
     traced = fx.GraphModule(module, graph)
     assert "_on_path_0 = self.parts" in traced.code
     assert traced(x).equal(module(x))
+
+
+def test_steps_to_modules_are_looked_up_where_modules_are_kept():
+    """A module that is replaced later is the one that runs, and parameters are still attributes."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return self.layers[1](self.layers[0](x)) * self.scale
+
+    module, x = Scaled(), torch.randn(2, 3)
+    forward = function_of(fx.Tracer().trace(module), module)
+    assert forward(module, x).equal(module(x))
+    names = forward.__code__.co_names
+    assert "_modules" in names
+    assert "layers" not in names
+    assert "scale" in names
+    module.layers[1] = nn.ReLU()
+    module.scale = nn.Parameter(torch.tensor(3.0))
+    assert forward(module, x).equal(module(x))
 
 
 def test_what_is_no_path_from_self_is_left():

@@ -7,10 +7,10 @@ from trueup.graph.activations import Activation
 from trueup.graph.cloning import clone, device_of, unwrapped
 from trueup.graph.examination import examine
 from trueup.graph.fusion import norm_of
-from trueup.graph.fx_leaf import leaf
 from trueup.graph.inputs import Inputs, is_list_of_images, rebuilt, tensors_in
 from trueup.graph.instrument import Instrumented, Reading
 from trueup.graph.overwrite import is_unseen
+from trueup.graph.placed_module import PlacedModule
 from trueup.graph.probe import Probe
 from trueup.graph.tracing import Trace, TraceError, trace
 from trueup.targets import Kind, Select, Site, Sites, check_select
@@ -20,6 +20,7 @@ __all__ = [
     "Inputs",
     "Instrumented",
     "Kind",
+    "PlacedModule",
     "Probe",
     "Reading",
     "Select",
@@ -33,7 +34,6 @@ __all__ = [
     "examine",
     "is_list_of_images",
     "is_unseen",
-    "leaf",
     "norm_of",
     "rebuilt",
     "tensors_in",

@@ -1,26 +1,28 @@
 """Compile a traced forward pass to a function that looks up each object on the path to a module once.
 
 torch.fx writes every module as a path from the root, `self.model.layer1.block.conv`. Each step is a call of
-`nn.Module.__getattr__`. In a network of a hundred layers these calls take as long as ten layers.
+`nn.Module.__getattr__`, and in a network of a hundred layers these calls take as long as ten layers. A step to a
+module is written as the look-up in a dictionary that this call would end in.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 Path = tuple[str, ...]
 
 
-def function_of(graph: fx.Graph) -> Callable[..., Any]:
-    """Compile the graph to a function of the module and its inputs.
+def function_of(graph: fx.Graph, root: nn.Module) -> Callable[..., Any]:
+    """Compile the graph to a function of the module `root`, or a copy of it, and its inputs.
 
     fx.GraphModule keeps the source of every graph ever made, so a service that makes many would grow.
     """
-    graph.on_generate_code(lambda _: hoist_paths)
+    graph.on_generate_code(lambda _: lambda lines: hoist_paths(lines, functools.partial(_is_submodule, root)))
     code = graph.python_code(root_module="self")
     names: dict[str, Any] = dict(code.globals)
     exec(compile(code.src, "<trueup: a model with its corrections>", "exec"), names)
@@ -28,8 +30,8 @@ def function_of(graph: fx.Graph) -> Callable[..., Any]:
     return function
 
 
-def hoist_paths(lines: list[str]) -> list[str]:
-    r"""Rewrite generated code to look up each object on a path from `self` once.
+def hoist_paths(lines: list[str], is_module: Callable[[Path], bool] = lambda _: False) -> list[str]:
+    r"""Rewrite generated code to look up each object on a path from `self` once; `is_module` says which are modules.
 
     >>> print("".join(hoist_paths(["a = self.model.one(x)\n", "return self.model.two(a)\n"])))
     on_path_0 = self.model
@@ -41,16 +43,16 @@ def hoist_paths(lines: list[str]) -> list[str]:
     text, local = "".join(lines), "on_path_"
     while local in text:  # taken by a node
         local = f"_{local}"
-    tree = _Shorten(names, local).visit(ast.parse(text))
-    first = [f"{name} = {_code_for(names, path)}\n" for path, name in names.items()]
+    tree = _Shorten(names, local, is_module).visit(ast.parse(text))
+    first = [f"{name} = {_code_for(names, path, is_module)}\n" for path, name in names.items()]
     return [*first, *(ast.unparse(statement) + "\n" for statement in tree.body)]
 
 
 class _Shorten(ast.NodeTransformer):
     """Replaces the objects on paths from `self` by local names, and collects the names."""
 
-    def __init__(self, names: dict[Path, str], local: str) -> None:
-        self._names, self._local = names, local
+    def __init__(self, names: dict[Path, str], local: str, is_module: Callable[[Path], bool]) -> None:
+        self._names, self._local, self._is_module = names, local, is_module
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         return self._shortened(node)
@@ -64,7 +66,7 @@ class _Shorten(ast.NodeTransformer):
             return self.generic_visit(node)
         for end in range(1, len(path)):
             self._names.setdefault(path[:end], f"{self._local}{len(self._names)}")
-        return ast.parse(_code_for(self._names, path), mode="eval").body
+        return ast.parse(_code_for(self._names, path, self._is_module), mode="eval").body
 
 
 def _path(node: ast.AST) -> Path | None:
@@ -86,8 +88,18 @@ def _path(node: ast.AST) -> Path | None:
     return None if found is None else (*found, name)
 
 
-def _code_for(names: dict[Path, str], path: Path) -> str:
+def _is_submodule(root: nn.Module, path: Path) -> bool:
+    """Return whether every step of a path leads to a submodule, by the name under which it was registered."""
+    module: nn.Module | None = root
+    for name in path:
+        module = None if module is None or name in module.__dict__ else module._modules.get(name)
+    return module is not None
+
+
+def _code_for(names: dict[Path, str], path: Path, is_module: Callable[[Path], bool]) -> str:
     """Code for a path: the local name of all but its last step, then that step."""
     *before, last = path
     root = names.get(tuple(before), "self")
+    if is_module(path):
+        return f"{root}._modules[{last!r}]"
     return f"{root}.{last}" if last.isidentifier() else f"getattr({root}, {last!r})"

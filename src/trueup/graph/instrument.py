@@ -237,7 +237,7 @@ class Instrumented(LikeItsModel):
             if getattr(module, "overwrites", False) and (source := source_of(self, call)) is not None:
                 allow_overwriting(graph, source, call)
         graph.lint()
-        return function_of(graph)
+        return function_of(graph, self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_watched_clone": None}

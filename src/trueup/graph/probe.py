@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trueup.graph.cloning import device_of
 from trueup.graph.inputs import Inputs
 from trueup.graph.instrument import Instrumented
+from trueup.graph.placed_module import PlacedModule
 from trueup.graph.tracing import Trace
 from trueup.targets import Site, listed
 
@@ -52,7 +53,7 @@ class Probe:
         self._seen[site] = a.shape[0], self._look(site, a)
 
 
-class _Observer(nn.Module):
+class _Observer(PlacedModule):
     def __init__(self, probe: Probe, site: Site) -> None:
         super().__init__()
         self._probe, self._site = probe, site
