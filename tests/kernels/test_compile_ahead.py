@@ -6,9 +6,11 @@ import contextlib
 import inspect
 import os
 import threading
+import time
 
 import pytest
 import torch
+from triton.compiler import ASTSource
 
 from trueup.kernels.cuda import compile_ahead, maps
 from trueup.kernels.cuda.compile_ahead import KernelSpec, compile_together, skip_uncompiled
@@ -17,18 +19,23 @@ CUDA = torch.device("cuda")
 
 
 class Kernel:
-    """Counts what it is asked to compile, and by which thread, as Triton's compiler would."""
+    """Counts what it is asked to compile and load, and by which thread, as Triton's compiler would."""
 
     def __init__(self, error=None):
-        self.error, self.compiled = error, []
+        self.error, self.compiled, self.loaded = error, [], []
 
     def warmup(self, *arguments, grid, **options):
         def compile_kernel():
+            ASTSource.make_ir(self)
             self.compiled.append((arguments, grid, options, threading.current_thread().name))
             if self.error is not None:
                 raise self.error
+            return self
 
         Executor.active.submit(compile_kernel)
+
+    def __getitem__(self, grid):
+        self.loaded.append((threading.current_thread().name, torch.cuda.current_device()))
 
 
 class Executor:
@@ -55,12 +62,23 @@ def several_cores(monkeypatch):
     monkeypatch.setattr(compile_ahead, "THREADS", 3)
     monkeypatch.setattr(compile_ahead, "_COMPILED", set())
     monkeypatch.setattr(compile_ahead.triton, "AsyncCompileMode", Executor)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(ASTSource, "make_ir", lambda _: None)
+    here = threading.local()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(here, "device", 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: use(here, device))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
-def need(kernel, add=False):
-    return KernelSpec(kernel, (torch.float32, 2), (64, add), (("num_warps", 2),), CUDA)
+@contextlib.contextmanager
+def use(here, device):
+    """Stands for `torch.cuda.device`: makes a device the current one of this thread."""
+    before, here.device = getattr(here, "device", 0), getattr(device, "index", device)
+    yield
+    here.device = before
+
+
+def need(kernel, add=False, device=CUDA):
+    return KernelSpec(kernel, (torch.float32, 2), (64, add), (("num_warps", 2),), device)
 
 
 def a_pass(*sites):
@@ -113,6 +131,65 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_launch():
     kernel, calls = Kernel(RuntimeError("no compiler")), []
     compile_together(lambda: calls.append(a_pass([need(kernel)])()), lambda: True)
     assert calls == [[True], [False]]
+
+
+def test_kernels_are_loaded_by_the_threads_on_their_device():
+    kernel = Kernel()
+    compile_together(a_pass([need(kernel, device=torch.device("cuda", 1))]), lambda: True)
+    (thread, device) = kernel.loaded[0]
+    assert thread.startswith("trueup-compile")
+    assert device == 1
+
+
+def test_a_kernel_that_does_not_load_is_left_to_its_launch(monkeypatch):
+    kernel, calls = Kernel(), []
+    monkeypatch.setattr(Kernel, "__getitem__", lambda *_: 1 / 0)
+    compile_together(lambda: calls.append(a_pass([need(kernel)])()), lambda: True)
+    assert calls == [[True], [False]]
+
+
+def test_kernels_are_translated_one_at_a_time_and_the_longest_first(monkeypatch):
+    running, order = [], []
+
+    def translate(kernel):
+        running.append(kernel)
+        time.sleep(0.02)
+        order.append((kernel, len(running)))
+        running.remove(kernel)
+
+    monkeypatch.setattr(ASTSource, "make_ir", translate)
+    short, late, long = Kernel(), Kernel(), Kernel()
+    compile_together(a_pass([need(short), need(long, add=True)], [need(late)]), lambda: True)
+    assert order == [(long, 1), (late, 1), (short, 1)]
+    assert ASTSource.make_ir is translate  # Triton is as it was
+
+
+def test_a_second_caller_compiles_when_the_first_has_finished(monkeypatch):
+    began, running, most = threading.Barrier(2), [], []
+
+    def translate(kernel):
+        running.append(kernel)
+        time.sleep(0.02)
+        most.append(len(running))
+        running.remove(kernel)
+
+    def call():
+        def run():
+            if not skip_uncompiled(needs):
+                return
+            began.wait()
+
+        needs = [need(Kernel())]
+        compile_together(run, lambda: True)
+
+    monkeypatch.setattr(ASTSource, "make_ir", translate)
+    callers = [threading.Thread(target=call) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert most == [1, 1]
+    assert ASTSource.make_ir is translate
 
 
 def test_an_error_of_the_model_leaves_no_pass_behind():

@@ -5,6 +5,9 @@ needs five to fifteen kernels, so its first answer would take that many times as
 ones: it leaves a site uncorrected if the site's kernel is not compiled yet. Then all of these kernels are compiled
 together, and the pass runs again.
 
+Only one thread at a time can run Python. So the kernels are translated from Python one after the other, those that take
+longest to compile first; what follows runs at the same time for all of them.
+
 The environment variable `TRUEUP_COMPILE_THREADS` sets the number of threads; with 0, each kernel is compiled at its
 first launch.
 """
@@ -16,12 +19,13 @@ import contextvars
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
+from triton.compiler import ASTSource
 
 from trueup.kernels.cuda.launch import Launch
 
@@ -75,6 +79,7 @@ class _Pass(threading.local):
 
 _PASS = _Pass()
 _COMPILED: set[KernelSpec] = set()
+_ONE_CALLER = threading.Lock()
 
 
 def compile_together(run: Callable[[], Result], repeatable: Callable[[], bool]) -> Result:
@@ -109,13 +114,50 @@ def skip_uncompiled(kernels: list[KernelSpec]) -> bool:
     return False
 
 
-def _compile(kernels: dict[KernelSpec, None]) -> None:
-    """Compile kernels in threads. Errors are ignored here, because the launch raises them again."""
+def _compile(kernels: Iterable[KernelSpec]) -> None:
+    """Compile and load kernels in threads. Errors are ignored here, because the launch raises them again."""
     with (
+        _ONE_CALLER,  # the kernels of another caller are often the same
         contextlib.suppress(Exception),
-        ThreadPoolExecutor(min(THREADS, len(kernels)), thread_name_prefix="trueup-compile") as threads,
+        _translation_in_turn(),
+        _Loader(THREADS, thread_name_prefix="trueup-compile") as threads,
         triton.AsyncCompileMode(threads),
     ):
-        for kernel, types, constants, options, device in kernels:
+        for kernel, types, constants, options, device in _longest_first(kernels):
             with torch.cuda.device(device):
                 kernel.warmup(*types, *constants, grid=(1, 1, 1), **dict(options))
+
+
+class _Loader(ThreadPoolExecutor):
+    """Its threads compile a kernel, and load it on the device that was current when it was submitted."""
+
+    def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        return super().submit(_compile_and_load, compile_kernel, torch.cuda.current_device())
+
+
+def _compile_and_load(compile_kernel: Callable[[], Any], device: int) -> Any:
+    compiled = compile_kernel()
+    with torch.cuda.device(device):
+        compiled[1, 1, 1]  # for any grid; some versions of Triton start the C compiler here
+    return compiled
+
+
+@contextlib.contextmanager
+def _translation_in_turn() -> Iterator[None]:
+    """Let threads translate kernels from Python one after the other: together, all would finish only at the end."""
+    translate, turn = ASTSource.make_ir, threading.Lock()
+
+    def translate_in_turn(*arguments: Any, **named: Any) -> Any:
+        with turn:
+            return translate(*arguments, **named)
+
+    ASTSource.make_ir = translate_in_turn
+    try:
+        yield
+    finally:
+        ASTSource.make_ir = translate
+
+
+def _longest_first(kernels: Iterable[KernelSpec]) -> list[KernelSpec]:
+    """Sort kernels by how long they probably take: each flag adds code, and those of a model's last sites do most."""
+    return sorted(kernels, key=lambda spec: sum(c is True for c in spec.constants))[::-1]
