@@ -35,6 +35,7 @@ SEGMENT_ROWS = 28  # rows per segment, at most; even, because two are processed 
 ROWS_WRITTEN = 8  # rows that a program writes, roughly, if there are few programs
 PROGRAMS_PER_PROCESSOR = 12  # enough to hide memory latency
 WHOLE_ROWS = 56  # rows, at most, of a map of one strip that is not divided into segments
+STAGES, WHOLE_STAGES = 3, 3  # pairs of rows in the pipeline, if channels lie last: of segments, and of whole maps
 CACHE_LINE = 128  # bytes per program, if channels lie last
 MAX_HALVINGS = 2  # of the channels per program, and of the work per thread, if there are few programs
 STRIP_COLUMNS = {True: 16, False: 64}  # columns per strip, at most: if channels lie last, and otherwise
@@ -268,15 +269,16 @@ def _plan(
     # No fusion of multiplications and additions: the kernels would differ in the last bit.
     options = {"num_warps": warps, "enable_fp_fusion": False}
 
-    def launch(kernel: Any, programs: int, *more: int) -> Launch:
+    def launch(kernel: Any, programs: int, *more: int, stages: int = STAGES) -> Launch:
         early = starts_early(device, programs)
         pdl = {"launch_pdl": True} if early else {}
-        return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
+        return Launch(kernel, (programs, 1, 1), (*constants, early, stages, *more), **options, **pdl)
 
     sizes = (channels // unit, n, width, rows, strips)
     measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
     held = 0 if bands or split else next((most for most in HELD_ROWS if rows <= most), 0)
-    whole = launch(measure_whole, tiles * batch) if measure else launch(realign_whole, tiles * batch, *flags, held)
+    kernel, options_of_whole = (measure_whole, ()) if measure else (realign_whole, (*flags, held))
+    whole = launch(kernel, tiles * batch, *options_of_whole, stages=WHOLE_STAGES)
     sums = launch(sum_segments, all_strips * -(-parts // segments_per_program), measure)
     finish = (
         launch(moments_from_sums, tiles * batch)
