@@ -130,7 +130,7 @@ def test_the_corrected_module_moves_with_its_targets_and_without_the_model():
 def test_images_and_targets_go_to_the_models_device():
     model, x = make("vgg").cuda(), images(4)
     targets = trueup.calibrate(model, [x], decide=False)
-    assert trueup.correct(model, targets)(x.cuda()).is_cuda
+    assert trueup.correct(model, targets, trueup.Correction())(x.cuda()).is_cuda
     assert trueup.measure(model, targets, x).distance.device.type == "cpu"
 
 

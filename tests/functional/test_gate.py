@@ -232,4 +232,34 @@ class TestWhatSaysNothing:
         fitted = gate.fit(-clean)  # and now a tie from the bottom on
         z = gate.normal_scores(torch.tensor([[0.0], [-1.0]]), fitted.knots, fitted.tails, fitted.top)
         assert float(z[0]) == pytest.approx((levels[0] + levels[-1 - first]) / 2)
-        assert float(z[1]) == pytest.approx(levels[0] - 1 / float(fitted.tails[1]))
+        assert float(z[1]) == pytest.approx(levels[0] - (1 + float(fitted.knots[0, 0])) / float(fitted.tails[1]))
+
+    @given(
+        level=st.sampled_from([-5.0, 0.0, 1.0]),
+        rounding=st.sampled_from([-1e-6, -1e-9, 1e-9, 1e-6]),
+        seed=st.integers(0, 10_000),
+    )
+    def test_rounding_hardly_moves_the_scores_where_many_images_are_equal(self, level, rounding, seed):
+        clean, x = draws(600, 4, seed), draws(20, 4, seed + 1)
+        for part in (clean, x):
+            part[torch.rand(len(part), generator=torch.Generator().manual_seed(seed)) < 0.6, 2] = level
+        fitted, moved = gate.fit(clean), x.clone()
+        moved[:, 2] += rounding * (clean[:, 2].max() - clean[:, 2].min())
+        torch.testing.assert_close(fitted.scores(moved), fitted.scores(x), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(fitted.p_values(moved), fitted.p_values(x), rtol=0, atol=0.01)
+
+    def test_rounding_moves_a_score_by_a_knot_at_most_where_other_images_are_nearly_equal(self):
+        clean = draws(600, 1)
+        clean[:360], clean[360:480] = 1.0, 1 + 1e-9
+        fitted = gate.fit(clean)
+        x = torch.tensor([[1.0], [1 + 1e-9], [1 + 1e-8], [1 - 1e-8]], dtype=torch.float64)
+        z = gate.normal_scores(x, fitted.knots, fitted.tails, fitted.top)
+        assert z.max() - z.min() < 1.1 * 2 * fitted.top / 64
+
+    def test_knots_that_differ_stay_as_they_are(self):
+        clean = draws(400, 4)
+        dead = clean.clone()
+        dead[:240, 2] = -1.0
+        kept, spread = gate.fit(clean).knots, gate.fit(dead).knots
+        assert spread[[0, 1, 3]].equal(kept[[0, 1, 3]])
+        assert (spread.diff(dim=1) > 0).all()

@@ -11,6 +11,7 @@ from trueup.functional.gate import features, fit
 from trueup.functional.gate import gate_values as definition
 from trueup.kernels import gate_values
 from trueup.kernels.cuda import gate as kernel
+from trueup.kernels.cuda import moments as measured
 
 RAMP = 20.0
 NORMS = {"bands": [(5, 3), (5, 140)], "without": [(2, 7)], "both": [(2, 5), (5, 16)]}  # moments and channels
@@ -91,6 +92,23 @@ def test_features_that_are_equal_in_many_images_at_the_upper_end(device):
     gate = fit(torch.cat([features(m, f) for m, f in zip(clean, floors, strict=True)], dim=1))
     found = opened(device, moments, floors, gate, 0.2, 0.0)
     torch.testing.assert_close(found, wanted(moments, floors, gate, 0.2, 0.0), atol=1e-5, rtol=1e-5)
+
+
+@devices
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_rounding_of_moments_does_not_open_the_gate_where_channels_are_dead_in_many_images(device, layout):
+    """The specification finds no variance in a constant map; local means that are rounded leave some."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(212, 6, 9, 11, generator=random)
+    dead = torch.rand(212, 6, generator=random) < 0.6
+    x = torch.where(dead[:, :, None, None], torch.linspace(-0.3, 0.7, 6)[:, None, None], x)
+    clean, new = x[:200].contiguous(), x[200:].contiguous(memory_format=layout)
+    floor = 1e-3 * evidence.moments(clean, bands=True).double().mean(dim=0).abs()
+    gate = fit(features(evidence.moments(clean, bands=True), floor))
+    rounded, exact = measured(new.to(device), True).cpu(), evidence.moments(new, bands=True)
+    assert (rounded[:, 4] != exact[:, 4])[dead[200:]].any()
+    found = opened(device, [rounded], [floor], gate, 0.05, 0.0)
+    torch.testing.assert_close(found, wanted([exact], [floor], gate, 0.05, 0.0), atol=1e-3, rtol=0)
 
 
 @devices

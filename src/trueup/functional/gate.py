@@ -24,6 +24,7 @@ from torch import Tensor
 __all__ = ["Gate", "features", "fit", "gate_values", "normal_scores", "shrinkage"]
 
 KNOTS = 65  # quantiles kept per feature
+MANY, SPACING = 8, 1e-4  # so many equal knots are spread, by this share of the feature's range from one to the next
 TAIL = 0.98  # beyond the last knot, scores go on with the slope between the median and this quantile
 
 
@@ -98,6 +99,8 @@ def fit(clean: Tensor, hashes: Tensor | None = None) -> Gate:
     """Fit a gate to clean images' features `(images, d)`, whose order must not depend on their content.
 
     Images of even rank fit the gate, the others are held out. A feature that is constant in the first half is ignored.
+    Where many images have exactly the same value of a feature, as of a dead channel, many knots are equal. They are
+    spread around it over a small width, because the score must not jump there: devices and layouts round differently.
     Images with equal `hashes` `(images,)`, ascending, share a rank: an image that was seen twice must not be held out
     from a fit to itself.
     """
@@ -112,9 +115,10 @@ def fit(clean: Tensor, hashes: Tensor | None = None) -> Gate:
     ordered = known.T.contiguous().sort(dim=1).values
     knots = torch.lerp(ordered[:, at.floor().long()], ordered[:, at.ceil().long()], at.frac())
     tails = _tails(knots, levels)
+    varies = (knots[:, 0] < knots[:, -1]).double()
+    knots = _spread(knots)
     z = normal_scores(known, knots, tails, top)
     centre = z.mean(dim=0)
-    varies = (knots[:, 0] < knots[:, -1]).double()
     gate = Gate(knots, tails, top, centre, _whitening(z - centre, varies), centre[:0])
     return gate._replace(held=gate.scores(held).sort().values)
 
@@ -153,6 +157,17 @@ def shrinkage(z: Tensor) -> Tensor:
     total, doubt = (m.sum() - m.diag().sum() for m in (covariance.square(), uncertain))
     # Never 0: features that repeat each other would make the covariance singular.
     return torch.where(total > 0, doubt / total, 1.0).clamp(1e-3, 1)
+
+
+def _spread(knots: Tensor) -> Tensor:
+    """The ascending `knots` `(d, KNOTS)`, with `MANY` equal ones spread evenly around their value, `SPACING` apart.
+
+    As many knots as before lie below that value and above it, so it still gets the middle of their scores.
+    """
+    first, after = torch.searchsorted(knots, knots), torch.searchsorted(knots, knots, right=True)
+    place = torch.arange(KNOTS, device=knots.device) - (first + after - 1) / 2
+    moved = knots + SPACING * (knots[:, -1:] - knots[:, :1]) * place
+    return torch.where(after - first >= MANY, moved, knots).sort(dim=1).values  # others may lie among them
 
 
 def _whitening(z: Tensor, varies: Tensor) -> Tensor:
