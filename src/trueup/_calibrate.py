@@ -9,6 +9,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -134,11 +135,14 @@ def calibrate(
         return sums.measure_norm(a if site.channel_dim == 1 else a.movedim(site.channel_dim, 1))
 
     sample = ImageSample()
-    for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
-        hashes = functools.cache(start_hashing(inputs, number))
-        sums.add(probe(inputs, measure_site), hashes)
-        if decide:
-            sample.add(hashes(), inputs)
+    # Hashing takes the host about as long as launching a small network, so a thread does it beside the forward pass. It
+    # is done before the next batch is asked for: a loader may write that into the same memory.
+    with ThreadPoolExecutor(1, thread_name_prefix="trueup-hashes") as hasher:
+        for number, inputs in enumerate(batches if first is None else itertools.chain([first], batches)):
+            hashes = hasher.submit(start_hashing(inputs, number)).result
+            sums.add(probe(inputs, measure_site), hashes)
+            if decide:
+                sample.add(hashes(), inputs)
     if (targets := _merged(shard for shard in gathered(sums.targets()) if shard is not None)) is None:
         raise ValueError("calibrate: the loader is empty; give at least one batch of clean images")
     groups = (targets.activations, targets.norms, targets.gate)

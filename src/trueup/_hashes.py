@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +21,13 @@ def start_hashing(inputs: Inputs, number: int) -> Callable[[], Tensor]:
     """Start copying pixels to the host, and return a function that computes one hash per image `(batch,)` int64.
 
     A hash covers about 4096 values spread over the image. Images that agree in these values count as copies. The device
-    keeps working during the copy; only the returned function waits for it.
+    keeps working during the copy; only the returned function waits for it. That may be called in another thread.
     """
     images = inputs.images
     if images is None:
-        return lambda: _hashes([_content(inputs.part(k, k + 1), number) for k in range(len(inputs))])
+        # Read here and now: in another thread, the device could still be writing them.
+        contents = [_content(inputs.part(k, k + 1), number) for k in range(len(inputs))]
+        return lambda: _hashes(contents)
     flat = images.reshape(len(images), -1)
     few = flat[:, :: _stride(flat.shape[1], images.shape[-1])].contiguous()
     finite = torch.isfinite(images).all()
@@ -33,7 +36,7 @@ def start_hashing(inputs: Inputs, number: int) -> Callable[[], Tensor]:
         few, finite = (
             torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in (few, finite)
         )
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(images.device))
 
     def hashes() -> Tensor:
@@ -41,7 +44,7 @@ def start_hashing(inputs: Inputs, number: int) -> Callable[[], Tensor]:
             arrived.synchronize()
         if not finite:
             raise not_finite(number)
-        return _hashes([row.tobytes() for row in few.cpu().view(torch.uint8).numpy()])
+        return _hashes(few.cpu().view(torch.uint8).numpy())
 
     return hashes
 
@@ -66,7 +69,7 @@ def _content(image: Inputs, number: int) -> bytes:
     return b"".join(map(bytes_of, image.tensors))
 
 
-def _hashes(contents: list[bytes]) -> Tensor:
+def _hashes(contents: Iterable[Any]) -> Tensor:
     digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
     numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

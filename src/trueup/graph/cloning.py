@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ def _check_names(model: nn.Module) -> None:
 
 def device_of(model: nn.Module) -> torch.device | None:
     """Device of a model's first tensor; None for a model without any."""
-    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+    return next((tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())), None)
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

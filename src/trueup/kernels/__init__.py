@@ -26,6 +26,7 @@ from trueup.kernels.dispatch import (
 from trueup.kernels.fused_norms import BatchNorm, LayerNorm
 from trueup.kernels.layout import rows_in_any_order
 from trueup.kernels.recent import Recent
+from trueup.kernels.threads import run_parallel
 
 __all__ = [
     "BatchNorm",
@@ -42,4 +43,5 @@ __all__ = [
     "quantile_rows",
     "realign",
     "rows_in_any_order",
+    "run_parallel",
 ]

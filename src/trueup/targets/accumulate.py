@@ -10,6 +10,7 @@ does not depend on batches or order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -72,10 +73,7 @@ class Accumulator:
         self._selected, self._gate_candidates = selected, gate_candidates
         self._levels: dict[torch.device, _Levels] = {}
         self._finished: Targets | None = None  # of images of other sizes, whose sums have other shapes
-        self._start()
-
-    def _start(self) -> None:
-        self._sites, self._gate = _Sums(Targets.SAMPLE), _Sums(Targets.GATE_SAMPLE)
+        self._sites, self._gate = _Sums({}), _Sums({})
 
     def measure_norm(self, a: Tensor) -> Normed:
         """Moments of each channel of `a` `(batch, channels, ...)`."""
@@ -96,15 +94,19 @@ class Accumulator:
 
     def add(self, measured: Mapping[str, Measured], hashes: Callable[[], Tensor]) -> None:
         """Add a batch. `hashes` returns the hashes of its images `(batch,)` and is called last."""
-        sites = {name: _without_gate_moment(m) for name, m in measured.items() if name in self._selected}
+        sites = {name: m for name, m in measured.items() if name in self._selected}
         norms = any(isinstance(m, Normed) for m in sites.values())
         gate = self._gate_reads(measured) if norms else {}
-        if not (self._sites.fits(sites) and self._gate.fits(gate)):
+        places, gate_places = ({name: _place(m) for name, m in some.items()} for some in (sites, gate))
+        if (places, gate_places) != (self._sites.places, self._gate.places):
             self._finished = self.targets()
-            self._start()
+            self._sites, self._gate = _Sums(places, Targets.SAMPLE), _Sums(gate_places, Targets.GATE_SAMPLE)
         device = next((m.values.device.type for m in sites.values()), "cpu")
         with torch.autocast(device, enabled=False):  # autocast cannot concatenate float16
-            batches = [sums.add(some, self._add_up) for sums, some in ((self._sites, sites), (self._gate, gate))]
+            batches = [
+                self._sites.add(sites, functools.partial(self._add_up, moments=4)),  # only the gate reads the fifth
+                self._gate.add(gate, self._add_up),
+            ]
             ordered, order = hashes().sort(stable=True)
             for sums, batch in zip((self._sites, self._gate), batches, strict=True):
                 sums.keep(ordered, order, batch)
@@ -129,19 +131,17 @@ class Accumulator:
         with_bands = {name: m for name, m in early.items() if m.values.shape[1] > 2}
         return dict(list((with_bands or early).items())[-GATE_NORMS:])
 
-    def _add_up(self, measured: list[Measured]) -> _BatchSums:
+    def _add_up(self, measured: list[Measured], moments: int | None = None) -> _BatchSums:
         """Concatenate the sums of all sites of one kind."""
         values = [m.values for m in measured]
         if isinstance(measured[0], Normed):
-            moments = torch.cat(values, dim=2)
-            return _BatchSums([moments.sum(dim=0, dtype=torch.float64)], moments, condensed)
+            found = torch.cat(values, dim=2)[:, :moments].contiguous()
+            return _BatchSums([found.sum(dim=0, dtype=torch.float64)], found, condensed)
         if isinstance(measured[0], Binned):
-            # On a GPU all sites at once, for few launches; on a CPU one after the other, each in the cache.
-            some = len(values) if values[0].is_cuda else 1
-            groups = [torch.stack(values[k : k + some], dim=1) for k in range(0, len(values), some)]
-            parts = [self._levels[values[0].device].split(group) for group in groups]
-            missed, sketches = (torch.cat(column, dim=1) for column in list(zip(*parts, strict=True))[1:])
-            sums = torch.cat([_sum_and_square(kept) for kept, _, _ in parts], dim=1)
+            levels = self._levels[values[0].device]
+            # On a GPU all sites at once, for few launches; on a CPU each alone, in the cache.
+            groups = [one[:, None] for one in values] if values[0].is_cpu else [torch.stack(values, dim=1)]
+            sums, missed, sketches = (torch.cat(column, dim=1) for column in zip(*levels.add_up(groups), strict=True))
         else:
             exact = [m for m in measured if isinstance(m, Sorted)]
             missed, sketches = (torch.stack(parts, dim=1) for parts in zip(*(m[2:] for m in exact), strict=True))
@@ -149,30 +149,19 @@ class Accumulator:
         return _BatchSums([*sums, missed.sum(dim=0)], sketches, Tensor.float)
 
 
-def _without_gate_moment(measured: Measured) -> Measured:
-    """Drop the fifth moment, which only the gate reads."""
-    return measured._replace(values=measured.values[:, :4]) if isinstance(measured, Normed) else measured
-
-
 class _Sums:
-    """Sums over images of some sites, concatenated per kind, and up to `most` single images."""
+    """Sums over images of the sites in `places`, concatenated per kind, and up to `most` single images."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._places: dict[str, _Place] = {}
+    def __init__(self, places: Mapping[str, _Place], most: int = 0) -> None:
+        self.places, self._most, self._kinds = places, most, _by_kind(places)
         self._sums: list[Tensor] = []
         self._singles: list[Tensor] = []
         self.images = 0
         self.sampled = torch.empty(0, dtype=torch.int64, device="cpu")
 
-    def fits(self, measured: Mapping[str, Measured]) -> bool:
-        """Whether these measurements can be added to the sums so far."""
-        return self._places == {name: _place(m) for name, m in measured.items()}
-
     def add(self, measured: Mapping[str, Measured], add_up: Callable[[list[Measured]], _BatchSums]) -> list[_BatchSums]:
         """Add a batch to the sums; `keep` samples its single images."""
-        self._places = {name: _place(m) for name, m in measured.items()}
-        batches = [add_up([measured[name] for name in names]) for names in _by_kind(self._places).values()]
+        batches = [add_up([measured[name] for name in names]) for names in self._kinds.values()]
         sums = [total for batch in batches for total in batch.sums]
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
         return batches
@@ -196,14 +185,14 @@ class _Sums:
         """Targets on the CPU, in the order of the forward pass."""
         sums, singles = ([tensor.cpu() for tensor in some] for some in (self._sums, self._singles))
         found: dict[str, ActivationTarget | NormTarget] = {}
-        for (kind, *_), names in _by_kind(self._places).items():
-            places = {name: self._places[name] for name in names}
+        for (kind, *_), names in self._kinds.items():
+            places = {name: self.places[name] for name in names}
             if kind is Normed:
                 found |= _norm_targets(places, self.images, sums.pop(0), singles.pop(0))
             else:
                 some = [sums.pop(0) for _ in range(3)]
                 found |= _activation_targets(places, self.images, resolution, some, singles.pop(0))
-        return {name: found[name] for name in self._places}
+        return {name: found[name] for name in self.places}
 
 
 class _BatchSums(NamedTuple):
@@ -252,7 +241,23 @@ class _Levels:
             self.all, order = torch.cat([self.all, functional.levels(SKETCH, device=device)]).sort()
             self._order = order.argsort()
 
-    def split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def add_up(self, groups: list[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """`_sum_and_square` of the kept values of each group of sites `(batch, sites, ...)`, their error, and sketches.
+
+        Each thread of a CPU takes some groups: if all of them took part in every operator, they would mostly wait.
+        """
+        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        threads = min(torch.get_num_threads(), len(groups))
+
+        def work(thread: int) -> None:
+            for k in range(thread, len(groups), threads):
+                kept, missed, sketches = self._split(groups[k])
+                found[k] = _sum_and_square(kept), missed, sketches
+
+        kernels.run_parallel(work, threads)
+        return [found[k] for k in range(len(groups))]
+
+    def _split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split `(batch, sites, ...)` into kept values, their error `(batch, sites)`, and sketches."""
         if self._order is None:
             kept, between = values[..., ::2], values[..., 1::2]

@@ -23,7 +23,7 @@ from trueup.kernels.bins import (
     offset_exponent_of_row,
 )
 from trueup.kernels.cpu.numba_jit import njit
-from trueup.kernels.cpu.threads import run_parallel
+from trueup.kernels.threads import run_parallel
 
 _BLOCK = 4096  # values per partial sum, so that a mean does not depend on how threads divide a row
 _PART = 16 * _BLOCK  # values that justify another thread

@@ -19,10 +19,10 @@ from torch.nn import Parameter
 from trueup.functional import evidence
 from trueup.functional.ranges import within_range
 from trueup.kernels.cpu.planes import GROUP, MEASURE, MEASURED, REALIGN, REALIGN_CHANNELS_LAST, SIZE
-from trueup.kernels.cpu.threads import run_native
 from trueup.kernels.fused_norms import BatchNorm
 from trueup.kernels.layout import channels_lie_last
 from trueup.kernels.plain.maps import add_and_relu
+from trueup.kernels.threads import run_native
 
 _PART = 1 << 16  # values that justify another thread
 

@@ -1,4 +1,4 @@
-"""Run compiled code in parallel: in torch's own OpenMP threads if they can be reached, else in Python threads.
+"""Run work in parallel: in torch's own OpenMP threads if they can be reached, else in Python threads.
 
 Torch's threads spin between two operators, each on a core of its own. Other threads would compete with them for those
 cores and gain nothing.
