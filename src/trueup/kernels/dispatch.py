@@ -76,7 +76,7 @@ def realign(
     if isinstance(norm, LayerNorm):
         if direct and residual is None and not relu and _realign_fuses_layer_norm(a, norm, channels):
             with current_device(a):
-                found = fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm)
+                found = fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm, recent)
             return norm(a) if found is None else found
         a, norm = norm(a), None
     if direct and recent is not None and recent.again is not None:

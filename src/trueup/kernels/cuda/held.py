@@ -1,8 +1,8 @@
 """Device functions of the rule of evidence for maps without bands that fit into registers.
 
 They load all rows of a map at once and keep them, where `strips` goes down a map twice, row by row. For a single image,
-a kernel mostly waits for loads, one after the other: here there is one such wait. Sums are added up in the order of
-`strips.sums_without_bands`, to the same bits.
+a kernel mostly waits for loads, one after the other: here there is one such wait. In batches, so many registers would
+leave room for few programs. Sums are added up in the order of `strips.sums_without_bands`, to the same bits.
 """
 
 from __future__ import annotations
