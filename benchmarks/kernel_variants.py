@@ -36,7 +36,6 @@ WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
         "one kernel for small maps": {"WHOLE_ROWS": 0},
         "two stages for small maps": {"WHOLE_STAGES": 2},
         "no stages for small maps": {"WHOLE_STAGES": 1},
-        "maps in registers": {"HELD_ROWS": ()},
         "nothing, again": {},
     },
     "transport": {

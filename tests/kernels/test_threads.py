@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trueup.kernels.cpu import threads
+from trueup.kernels import threads
 
 
 @pytest.fixture(params=["torch's threads", "Python's threads"], autouse=True)

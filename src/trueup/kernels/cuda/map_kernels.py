@@ -10,7 +10,6 @@ import triton.language as tl
 
 from trueup.kernels.cuda.coefficients import coefficients, load_reference
 from trueup.kernels.cuda.elementwise import scale_and_shift
-from trueup.kernels.cuda.held import load_rows, sums_of_rows, write_held
 from trueup.kernels.cuda.launch import wait_for_previous_kernel
 from trueup.kernels.cuda.strips import (
     first_columns,
@@ -38,64 +37,28 @@ def realign_whole(
     x, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
     gated, normed, lower, upper, units, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
-    BANDS: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr, ADD: tl.constexpr, HELD: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Realign whole maps. Those of at most `HELD` rows stay in registers."""
     wait_for_previous_kernel(EARLY)
     channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     begin = image * channels * n
     x, residual, out = x + begin, residual + begin, out + begin
     gate = tl.load(gates + image * gated)
-    norm = (norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
-    if HELD > 0:
-        column = first_columns(0, PAIRS, LAST)
-        values = load_rows(x, channel, column, channels, n, width, HELD, PAIRS, LAST)
-        added = load_rows(residual, channel, column, channels, n, width, HELD, PAIRS, LAST) if ADD else values
-        known = load_reference(reference, channel, channels, False)
-        scale, shift = scale_and_shift(*norm)
-        pivot = pivot_of(x, channel, channels, n, width, LAST)
-        low, low2 = sums_of_rows(values, channel, column, pivot, channels, n, width, MAPS, HELD, PAIRS, LAST)
-        high = tl.zeros([MAPS], tl.float32)
-        start, gain, _, moves = coefficients(known, gate, pivot, low, high, low2, high, scale, shift, n, False)
-        write_held(
-            values, added, out, channel, column, start, gain, moves, lower, upper, channels, n, width,
-            HELD, PAIRS, LAST, ADD,
+    wanted = tl.where(gate > 0, segments, 0)  # closed images are not measured
+    pivot, low, high, low2, high2, _, _ = _sum_all_segments(
+        x, channel, channels, n, width, rows, strips, rows_per_segment, wanted, MAPS, PAIRS, LAST, BANDS, False, STAGES
+    )
+    known = load_reference(reference, channel, channels, BANDS)
+    scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
+    start, gain, gain_of_mean, moves = coefficients(known, gate, pivot, low, high, low2, high2, scale, shift, n, BANDS)
+    for done in range(segments):  # backwards: the rows read last may still be in the cache
+        top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
+        _write_strip(
+            x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
+            lower, upper,
+            channels, n, width, rows, PAIRS, LAST, BANDS, ADD, STAGES,
         )  # fmt: skip
-    else:
-        if EARLY:  # few programs: none waits for registers
-            known = load_reference(reference, channel, channels, BANDS)
-        wanted = tl.where(gate > 0, segments, 0)  # closed images are not measured
-        pivot, low, high, low2, high2, _, _ = _sum_all_segments(
-            x,
-            channel,
-            channels,
-            n,
-            width,
-            rows,
-            strips,
-            rows_per_segment,
-            wanted,
-            MAPS,
-            PAIRS,
-            LAST,
-            BANDS,
-            False,
-            STAGES,
-        )
-        if not EARLY:
-            known = load_reference(reference, channel, channels, BANDS)
-        scale, shift = scale_and_shift(*norm)
-        start, gain, gain_of_mean, moves = coefficients(
-            known, gate, pivot, low, high, low2, high2, scale, shift, n, BANDS
-        )
-        for done in range(segments):  # backwards: the rows read last may still be in the cache
-            top, bottom, column = _segment_bounds(segments - 1 - done, rows, strips, rows_per_segment, PAIRS, LAST)
-            _write_strip(
-                x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
-                lower, upper,
-                channels, n, width, rows, PAIRS, LAST, BANDS, ADD, STAGES,
-            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_WHOLE_SIZES)

@@ -40,7 +40,6 @@ CACHE_LINE = 128  # bytes per program, if channels lie last
 MAX_HALVINGS = 2  # of the channels per program, and of the work per thread, if there are few programs
 STRIP_COLUMNS = {True: 16, False: 64}  # columns per strip, at most: if channels lie last, and otherwise
 PLAIN_COLUMNS = 64  # columns per strip without bands, where any width will do
-HELD_ROWS = (1, 4)  # of such columns: if there are few programs, a map of no more stays in registers
 
 _SUMS = 5  # stored per segment: the pivot, and the first four sums of `sums_with_bands`
 _ALL_SUMS = 7  # for `moments`: the pivot, and all six sums
@@ -269,17 +268,14 @@ def _plan(
     # No fusion of multiplications and additions: the kernels would differ in the last bit.
     options = {"num_warps": warps, "enable_fp_fusion": False}
 
-    def launch(kernel: Any, programs: int, *more: int, stages: int = STAGES) -> Launch:
+    def launch(kernel: Any, programs: int, *more: bool, stages: int = STAGES) -> Launch:
         early = starts_early(device, programs)
         pdl = {"launch_pdl": True} if early else {}
         return Launch(kernel, (programs, 1, 1), (*constants, early, stages, *more), **options, **pdl)
 
     sizes = (channels // unit, n, width, rows, strips)
     measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
-    few_programs = tiles * batch <= processors(device)  # many would not all find registers
-    held = next((most for most in HELD_ROWS if rows <= most), 0) if few_programs and not bands and not split else 0
-    kernel, options_of_whole = (measure_whole, ()) if measure else (realign_whole, (*flags, held))
-    whole = launch(kernel, tiles * batch, *options_of_whole, stages=WHOLE_STAGES)
+    whole = launch(measure_whole if measure else realign_whole, tiles * batch, *flags, stages=WHOLE_STAGES)
     sums = launch(sum_segments, all_strips * -(-parts // segments_per_program), measure)
     finish = (
         launch(moments_from_sums, tiles * batch)

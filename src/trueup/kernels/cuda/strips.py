@@ -49,14 +49,14 @@ def first_columns(strip, PAIRS: tl.constexpr, LAST: tl.constexpr):
 
 
 @triton.jit
-def row_pointer(x, y, channel, column, channels, n, width, LAST: tl.constexpr):
+def _row_pointer(x, y, channel, column, channels, n, width, LAST: tl.constexpr):
     """Pointer to row `y`: one for all maps if channels lie last, otherwise one per lane."""
     return x + (y * width * channels if LAST else channel[:, None] * n + (y * width + column)[None, :])
 
 
 @triton.jit
-def neighbour_offsets(channel, column, channels, DISTANCE: tl.constexpr, LAST: tl.constexpr):
-    """Offsets from `row_pointer` of the left neighbour, the column and the right neighbour, for a pair of columns.
+def _neighbour_offsets(channel, column, channels, DISTANCE: tl.constexpr, LAST: tl.constexpr):
+    """Offsets from `_row_pointer` of the left neighbour, the column and the right neighbour, for a pair of columns.
 
     This form takes the fewest registers: offsets per lane from one pointer, or constants from each lane's pointer.
     """
@@ -75,8 +75,8 @@ def _column_mask(channel, column, channels, width):
 
 
 @triton.jit
-def neighbour_masks(channel, column, channels, width, DISTANCE: tl.constexpr):
-    """Masks of the columns of `neighbour_offsets` that lie inside the map."""
+def _neighbour_masks(channel, column, channels, width, DISTANCE: tl.constexpr):
+    """Masks of the columns of `_neighbour_offsets` that lie inside the map."""
     return (
         _column_mask(channel, column - 1, channels, width),
         _column_mask(channel, column, channels, width),
@@ -89,7 +89,7 @@ def neighbour_masks(channel, column, channels, width, DISTANCE: tl.constexpr):
 
 @triton.jit
 def _load_neighbours(row, offsets, row_exists, masks, LAST: tl.constexpr):
-    """Load the columns of `neighbour_offsets` in a row; 0 outside the map or if the row does not exist."""
+    """Load the columns of `_neighbour_offsets` in a row; 0 outside the map or if the row does not exist."""
     a = tl.load(row + offsets[0], mask=masks[0] & row_exists, other=0.0)
     b = tl.load(row + offsets[1], mask=masks[1] & row_exists, other=0.0)
     c = tl.load(row + offsets[2], mask=masks[2] & row_exists, other=0.0)
@@ -119,9 +119,9 @@ def start_strip(
 ):  # fmt: skip
     """State at row `top`: the sums of neighbours in the row above and in row `top`, and the values of row `top`."""
     distance: tl.constexpr = 1 if LAST else PAIRS  # between a pair's columns
-    masks = neighbour_masks(channel, column, channels, width, distance)
-    offsets = neighbour_offsets(channel, column, channels, distance, LAST)
-    row = row_pointer(x, top, channel, column, channels, n, width, LAST)
+    masks = _neighbour_masks(channel, column, channels, width, distance)
+    offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
+    row = _row_pointer(x, top, channel, column, channels, n, width, LAST)
     above = _load_neighbours(row - width * (channels if LAST else 1), offsets, top > 0, masks, LAST)
     first = _load_neighbours(row, offsets, True, masks, LAST)
     return _sum_neighbours(above, LAST), _sum_neighbours(first, LAST), (first[1], first[4])
@@ -139,13 +139,13 @@ def pivot_of(x, channel, channels, n, width, LAST: tl.constexpr):
     """Mean of the first values, up to 16, of each map."""
     column, count = tl.arange(0, 16), tl.minimum(tl.minimum(width, n), 16)
     inside = _column_mask(channel, column, channels, count)
-    offsets = neighbour_offsets(channel, column, channels, 1, LAST)
-    first = tl.load(row_pointer(x, 0, channel, column, channels, n, width, LAST) + offsets[1], mask=inside, other=0.0)
-    return sum_lanes(first.to(tl.float32)) / count
+    offsets = _neighbour_offsets(channel, column, channels, 1, LAST)
+    first = tl.load(_row_pointer(x, 0, channel, column, channels, n, width, LAST) + offsets[1], mask=inside, other=0.0)
+    return _sum_lanes(first.to(tl.float32)) / count
 
 
 @triton.jit
-def sum_lanes(lanes):
+def _sum_lanes(lanes):
     """Sum along the second axis, whose length is a power of two, always in the same order.
 
     The order of `tl.sum` depends on the number of threads and on the kernel around it.
@@ -167,19 +167,19 @@ def sums_without_bands(
     They are returned in the low band's places of the result of `sums_with_bands`; the other sums are 0.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS  # between a pair's columns
-    masks = neighbour_masks(channel, column, channels, width, distance)
-    offsets = neighbour_offsets(channel, column, channels, distance, LAST)
+    masks = _neighbour_masks(channel, column, channels, width, distance)
+    offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
     low, low2 = tl.zeros([MAPS, PAIRS], tl.float32), tl.zeros([MAPS, PAIRS], tl.float32)
     for y in tl.range(top, bottom, loop_unroll_factor=2):
-        mask0, mask1 = pixel_masks(y * width + column, n, masks, distance)
-        row = row_pointer(x, y, channel, column, channels, n, width, LAST)
-        value0, value1 = load_pair(row, offsets, mask0, mask1)
+        mask0, mask1 = _pixel_masks(y * width + column, n, masks, distance)
+        row = _row_pointer(x, y, channel, column, channels, n, width, LAST)
+        value0, value1 = _load_pair(row, offsets, mask0, mask1)
         away0 = tl.where(mask0, value0.to(tl.float32) - pivot[:, None], 0.0)
         away1 = tl.where(mask1, value1.to(tl.float32) - pivot[:, None], 0.0)
         low += away0 + away1
         low2 = tl.fma(away1, away1, tl.fma(away0, away0, low2))
     none = tl.zeros([MAPS], tl.float32)
-    return sum_lanes(low), none, sum_lanes(low2), none, none, none
+    return _sum_lanes(low), none, _sum_lanes(low2), none, none, none
 
 
 @triton.jit
@@ -193,11 +193,11 @@ def sums_with_bands(
     and of the absolute values of the high band. `state` is that of `start_strip` at `top`.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS
-    masks, down = neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
-    offsets = neighbour_offsets(channel, column, channels, distance, LAST)
+    masks, down = _neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
+    offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
     nothing = tl.zeros([MAPS, PAIRS], tl.float32)
     above, here, values = state
-    row = row_pointer(x, top + 1, channel, column, channels, n, width, LAST)
+    row = _row_pointer(x, top + 1, channel, column, channels, n, width, LAST)
     weights = _neighbour_weight(column, width), _neighbour_weight(column + distance, width)
     centres = tl.where(masks[1], pivot[:, None], 0.0), tl.where(masks[4], pivot[:, None], 0.0)
     sums = nothing, nothing, nothing, nothing, nothing, nothing
@@ -230,8 +230,8 @@ def sums_with_bands(
             following = next_but_one
     low, high, low2, high2, square, rough = sums
     sums = (
-        sum_lanes(low), sum_lanes(high), sum_lanes(low2), sum_lanes(high2),
-        sum_lanes(square), sum_lanes(rough),
+        _sum_lanes(low), _sum_lanes(high), _sum_lanes(low2), _sum_lanes(high2),
+        _sum_lanes(square), _sum_lanes(rough),
     )  # fmt: skip
     return sums, (above, here, values)
 
@@ -262,19 +262,19 @@ def write_without_bands(
 ):  # fmt: skip
     """Write rows `top` to `bottom - 1` as start + gain * value."""
     distance: tl.constexpr = 1 if LAST else PAIRS
-    masks = neighbour_masks(channel, column, channels, width, distance)
-    offsets = neighbour_offsets(channel, column, channels, distance, LAST)
+    masks = _neighbour_masks(channel, column, channels, width, distance)
+    offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
     for y in tl.range(top, bottom, loop_unroll_factor=2):
-        mask0, mask1 = pixel_masks(y * width + column, n, masks, distance)
-        row = row_pointer(x, y, channel, column, channels, n, width, LAST)
-        residual_row = row_pointer(residual, y, channel, column, channels, n, width, LAST)
-        out_row = row_pointer(out, y, channel, column, channels, n, width, LAST)
-        value0, value1 = load_pair(row, offsets, mask0, mask1)
-        added0, added1 = load_pair(residual_row, offsets, mask0, mask1) if ADD else (value0, value1)
+        mask0, mask1 = _pixel_masks(y * width + column, n, masks, distance)
+        row = _row_pointer(x, y, channel, column, channels, n, width, LAST)
+        residual_row = _row_pointer(residual, y, channel, column, channels, n, width, LAST)
+        out_row = _row_pointer(out, y, channel, column, channels, n, width, LAST)
+        value0, value1 = _load_pair(row, offsets, mask0, mask1)
+        added0, added1 = _load_pair(residual_row, offsets, mask0, mask1) if ADD else (value0, value1)
         new0 = tl.fma(value0.to(tl.float32), gain[:, None], start[:, None])
         new1 = tl.fma(value1.to(tl.float32), gain[:, None], start[:, None])
-        store_realigned(out_row + offsets[1], new0, added0, moves[:, None], lower, upper, mask0, ADD)
-        store_realigned(out_row + offsets[4], new1, added1, moves[:, None], lower, upper, mask1, ADD)
+        _store(out_row + offsets[1], new0, added0, moves[:, None], lower, upper, mask0, ADD)
+        _store(out_row + offsets[4], new1, added1, moves[:, None], lower, upper, mask1, ADD)
 
 
 @triton.jit
@@ -288,19 +288,19 @@ def write_with_bands(
     `top` must be even: the two rows of a step sum their local means in different orders.
     """
     distance: tl.constexpr = 1 if LAST else PAIRS
-    masks, down = neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
-    offsets = neighbour_offsets(channel, column, channels, distance, LAST)
+    masks, down = _neighbour_masks(channel, column, channels, width, distance), width * (channels if LAST else 1)
+    offsets = _neighbour_offsets(channel, column, channels, distance, LAST)
     rule = start[:, None], gain[:, None], gain_of_mean[:, None], moves[:, None], lower, upper
     above, here, values = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST)
-    row = row_pointer(x, top + 1, channel, column, channels, n, width, LAST)
+    row = _row_pointer(x, top + 1, channel, column, channels, n, width, LAST)
     weights = _neighbour_weight(column, width), _neighbour_weight(column + distance, width)
     if LAST:
         residual_row, out_row = residual + top * down, out + top * down
         for y in tl.range(top, bottom - 1, 2, num_stages=STAGES):
             next_row = _load_neighbours(row, offsets, True, masks, LAST)
             row_after = _load_neighbours(row + down, offsets, y + 2 < rows, masks, LAST)
-            added = load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
-            added_next = load_pair(residual_row + down, offsets, masks[1], masks[4]) if ADD else values
+            added = _load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
+            added_next = _load_pair(residual_row + down, offsets, masks[1], masks[4]) if ADD else values
             below, below_next = _sum_neighbours(next_row, LAST), _sum_neighbours(row_after, LAST)
             middle = here[0] + below[0], here[1] + below[1]
             sums3x3 = above[0] + middle[0], above[1] + middle[1]
@@ -323,7 +323,7 @@ def write_with_bands(
             above, here, values = below, below_next, (row_after[1], row_after[4])
             row, residual_row, out_row = row + 2 * down, residual_row + 2 * down, out_row + 2 * down
         if (bottom - top) % 2 == 1:
-            added = load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
+            added = _load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
             sums3x3 = above[0] + here[0], above[1] + here[1]
             weight = _neighbour_weight(bottom - 1, rows)
             _write_row(out_row, offsets, sums3x3, values, weights, weight, rule, added, masks, ADD)
@@ -332,9 +332,9 @@ def write_with_bands(
         for y in range(top, bottom):
             row += down
             next_but_one = _load_neighbours(row, offsets, (y < bottom - 1) & (y + 2 < rows), masks, LAST)
-            residual_row = row_pointer(residual, y, channel, column, channels, n, width, LAST)
-            added = load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
-            out_row = row_pointer(out, y, channel, column, channels, n, width, LAST)
+            residual_row = _row_pointer(residual, y, channel, column, channels, n, width, LAST)
+            added = _load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values
+            out_row = _row_pointer(out, y, channel, column, channels, n, width, LAST)
             below = _sum_neighbours(following, LAST)
             sums3x3 = above[0] + (here[0] + below[0]), above[1] + (here[1] + below[1])
             weight = _neighbour_weight(y, rows)
@@ -344,13 +344,13 @@ def write_with_bands(
 
 
 @triton.jit
-def pixel_masks(pixel, n, masks, DISTANCE: tl.constexpr):
+def _pixel_masks(pixel, n, masks, DISTANCE: tl.constexpr):
     """Masks of the pixels of a pair that exist; the last row may be shorter than the others."""
     return masks[1] & (pixel < n)[None, :], masks[4] & (pixel + DISTANCE < n)[None, :]
 
 
 @triton.jit
-def load_pair(row, offsets, mask0, mask1):
+def _load_pair(row, offsets, mask0, mask1):
     """Load both columns of a pair in a row."""
     return tl.load(row + offsets[1], mask=mask0, other=0.0), tl.load(row + offsets[4], mask=mask1, other=0.0)
 
@@ -363,12 +363,12 @@ def _write_row(out_row, offsets, sums3x3, values, weights, row_weight, rule, add
     # Local means of maps that are not moved may be NaN.
     new0 = tl.fma(tl.where(moves, local0, 0.0), gain_of_mean, tl.fma(values[0].to(tl.float32), gain, start))
     new1 = tl.fma(tl.where(moves, local1, 0.0), gain_of_mean, tl.fma(values[1].to(tl.float32), gain, start))
-    store_realigned(out_row + offsets[1], new0, added[0], moves, lower, upper, masks[1], ADD)
-    store_realigned(out_row + offsets[4], new1, added[1], moves, lower, upper, masks[4], ADD)
+    _store(out_row + offsets[1], new0, added[0], moves, lower, upper, masks[1], ADD)
+    _store(out_row + offsets[4], new1, added[1], moves, lower, upper, masks[4], ADD)
 
 
 @triton.jit
-def store_realigned(out, value, added, moves, lower, upper, inside, ADD: tl.constexpr):
+def _store(out, value, added, moves, lower, upper, inside, ADD: tl.constexpr):
     """Add the residual, limit the sum, and store. Unmoved values are rounded as by torch's separate steps."""
     dtype: tl.constexpr = out.dtype.element_ty
     if dtype == tl.float16:  # a reference may lie outside float16's range
