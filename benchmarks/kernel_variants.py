@@ -34,8 +34,6 @@ WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
         "halvings": {"MAX_HALVINGS": 0},
         "fewer rows written": {"ROWS_WRITTEN": 1 << 20},
         "one kernel for small maps": {"WHOLE_ROWS": 0},
-        "two stages for small maps": {"WHOLE_STAGES": 2},
-        "no stages for small maps": {"WHOLE_STAGES": 1},
         "nothing, again": {},
     },
     "transport": {

@@ -129,7 +129,6 @@ class PlacedEvidence(AtSite):
         self.name, self.channel_dim = site.name, site.channel_dim
         self.rule, self.share = rule, share
         self.may_close = rule.least == 0
-        self._recent = kernels.Recent()
         self.register_buffer("reference", evidence.attenuate(target.reference(rule), share), persistent=False)
         self._store_constants(portable.map_constants(self.reference))
 
@@ -161,7 +160,6 @@ class PlacedEvidence(AtSite):
             constants=self._constants,
             may_close=self.may_close,
             may_overwrite=alone,
-            recent=self._recent,
         )
 
     def _example(self) -> tuple[Tensor, ...]:

@@ -10,7 +10,8 @@ import torch
 
 from kernels.backends import INTERPRETED
 from trueup import kernels
-from trueup.kernels import BatchNorm, LayerNorm, Recent
+from trueup.kernels import BatchNorm, LayerNorm
+from trueup.kernels.recent import recent_of
 
 maps = pytest.importorskip("trueup.kernels.cuda.maps")
 launch = pytest.importorskip("trueup.kernels.cuda.launch")
@@ -49,9 +50,8 @@ class TestWhichCallsAreOfTheSameKind:
         maps._plan.cache_clear()
 
     def remembered(self, *call, channels=1):
-        recent = Recent()
-        maps.realign(*call, channels, recent)
-        return recent.again
+        maps.realign(*call, channels)
+        return recent_of(call[1]).again
 
     @pytest.mark.parametrize("size", [14, 112], ids=["whole", "in segments"])
     def test_it_gets_the_addresses_of_the_new_call(self, launches, size):
@@ -90,7 +90,7 @@ class TestWhichCallsAreOfTheSameKind:
         moved = norm()
         others = {
             "x": [x[:1], x.double(), x.contiguous(), last(torch.randn(2, 8, 14, 15)), unaligned],
-            "reference": [known.clone()],
+            "reference": [known.double()],
             "gate": [None, gate.double(), torch.rand(2, 2)[:, 0]],
             "residual": [None, x[:1], x.contiguous(), x.bfloat16(), unaligned],
             "relu": [False],
@@ -108,18 +108,19 @@ class TestWhichCallsAreOfTheSameKind:
         assert again(x, known, None, None, True, None, weights) is None
 
     def test_what_needed_a_copy_is_not_remembered(self):
-        x, known = last(torch.randn(2, 8, 14, 14)), reference()
+        x = last(torch.randn(2, 8, 14, 14))
         strided = BatchNorm(*(torch.rand(16)[::2] for _ in range(4)), 1e-5)
-        assert self.remembered(x, known, None, None, True, None, strided) is None
-        assert self.remembered(x[..., ::2], known, None, None, True, None, norm()) is None
-        assert self.remembered(x, known, None, x.contiguous(), True, None, norm()) is None
+        assert self.remembered(x, reference(), None, None, True, None, strided) is None
+        assert self.remembered(x[..., ::2], reference(), None, None, True, None, norm()) is None
+        assert self.remembered(x, reference(), None, x.contiguous(), True, None, norm()) is None
 
 
-def test_a_copy_of_a_site_remembers_nothing():
-    recent = Recent()
-    recent.again = lambda *_: None
-    assert copy.deepcopy(recent).again is None
-    assert pickle.loads(pickle.dumps(recent)).again is None
+def test_a_copy_of_a_reference_remembers_nothing():
+    known = reference()
+    recent_of(known).again = lambda *_: None
+    assert recent_of(known).again is not None
+    for copied in (copy.deepcopy(known), pickle.loads(pickle.dumps(known)), known.to(torch.float64)):
+        assert recent_of(copied).again is None
 
 
 @pytest.mark.gpu
@@ -129,10 +130,10 @@ def test_a_copy_of_a_site_remembers_nothing():
 @pytest.mark.parametrize("shape", [(2, 8, 7, 7), (2, 8, 14, 14), (3, 8, 112, 112)])
 def test_the_same_bits_as_when_nothing_is_remembered(shape, dtype):
     device, bands = "cuda", 3 if shape[2] >= 8 else 2
-    known, weights, recent = reference(bands, device=device), norm(device=device), Recent()
+    known, weights = reference(bands, device=device), norm(device=device)
 
-    def answer(x, gate, beside, weights, recent):
-        return kernels.realign(x, known, gate, norm=weights, residual=beside, relu=True, recent=recent)
+    def answer(x, gate, beside, weights, known):
+        return kernels.realign(x, known, gate, norm=weights, residual=beside, relu=True)
 
     calls = 0
     for gated in (False, True):
@@ -140,10 +141,10 @@ def test_the_same_bits_as_when_nothing_is_remembered(shape, dtype):
             x, beside = (last(torch.randn(shape, device=device)).to(dtype) for _ in range(2))
             gate = torch.rand(shape[0], device=device) if gated else None
             for some in (weights, weights, weights._replace(weight=weights.weight + 1)):
-                again = recent.again
-                found = answer(x, gate, beside, some, recent)
-                calls += again is not None and recent.again is again
-                assert torch.equal(found, answer(x, gate, beside, some, None))
+                again = recent_of(known).again
+                found = answer(x, gate, beside, some, known)
+                calls += again is not None and recent_of(known).again is again
+                assert torch.equal(found, answer(x, gate, beside, some, known.clone()))
             weights.weight.mul_(1.5)  # in place: the next call reads the new values
     assert calls >= 6
 
@@ -151,17 +152,32 @@ def test_the_same_bits_as_when_nothing_is_remembered(shape, dtype):
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="nothing is launched in the interpreter")
 @torch.inference_mode()
+def test_the_operator_that_compiled_models_call_remembers_too():
+    known, weights = reference(device="cuda"), norm(device="cuda")
+    x = last(torch.randn(2, 8, 14, 14, device="cuda"))
+    call = torch.ops.trueup.realign_after_norm.default
+    wanted = kernels.realign(x, known.clone(), norm=weights, relu=True)
+    for _ in range(2):
+        assert call(x, *weights, known, None, None, True, None).equal(wanted)
+    again, recent_of(known).again = recent_of(known).again, lambda *_: torch.zeros(1)
+    assert again is not None
+    assert call(x, *weights, known, None, None, True, None).shape == (1,)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="nothing is launched in the interpreter")
+@torch.inference_mode()
 def test_a_captured_call_can_be_followed_by_others():
-    known, recent = reference(device="cuda"), Recent()
+    known = reference(device="cuda")
     x = last(torch.randn(1, 8, 14, 14, device="cuda"))
-    wanted = kernels.realign(x, known)
+    wanted = kernels.realign(x, known.clone())
     norms = LayerNorm(torch.ones(8, device="cuda"), torch.zeros(8, device="cuda"), 1e-5)
     kernels.realign(torch.randn(1, 9, 8, device="cuda"), reference(2, device="cuda"), norm=norms, channels=-1)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = kernels.realign(x, known, recent=recent)
-        captured_again = kernels.realign(x, known, recent=recent)
+        captured = kernels.realign(x, known)
+        captured_again = kernels.realign(x, known)
     del captured
     graph.replay()
     assert torch.equal(captured_again, wanted)
-    assert torch.equal(kernels.realign(x, known, recent=recent), wanted)
+    assert torch.equal(kernels.realign(x, known), wanted)

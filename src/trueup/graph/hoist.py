@@ -44,7 +44,7 @@ def hoist_paths(lines: list[str], is_module: Callable[[Path], bool] = lambda _: 
     while local in text:  # taken by a node
         local = f"_{local}"
     tree = _Shorten(names, local, is_module).visit(ast.parse(text))
-    first = [f"{name} = {_code_for(names, path, is_module)}\n" for path, name in names.items()]
+    first = [f"{name} = {ast.unparse(_look_up(names, path, is_module))}\n" for path, name in names.items()]
     return [*first, *(ast.unparse(statement) + "\n" for statement in tree.body)]
 
 
@@ -66,7 +66,7 @@ class _Shorten(ast.NodeTransformer):
             return self.generic_visit(node)
         for end in range(1, len(path)):
             self._names.setdefault(path[:end], f"{self._local}{len(self._names)}")
-        return ast.parse(_code_for(self._names, path, self._is_module), mode="eval").body
+        return _look_up(self._names, path, self._is_module)
 
 
 def _path(node: ast.AST) -> Path | None:
@@ -96,10 +96,10 @@ def _is_submodule(root: nn.Module, path: Path) -> bool:
     return module is not None
 
 
-def _code_for(names: dict[Path, str], path: Path, is_module: Callable[[Path], bool]) -> str:
-    """Code for a path: the local name of all but its last step, then that step."""
+def _look_up(names: dict[Path, str], path: Path, is_module: Callable[[Path], bool]) -> ast.expr:
+    """Expression for a path: the local name of all but its last step, then that step."""
     *before, last = path
-    root = names.get(tuple(before), "self")
+    root, name = ast.Name(names.get(tuple(before), "self")), ast.Constant(last)
     if is_module(path):
-        return f"{root}._modules[{last!r}]"
-    return f"{root}.{last}" if last.isidentifier() else f"getattr({root}, {last!r})"
+        return ast.Subscript(ast.Attribute(root, "_modules"), name)
+    return ast.Attribute(root, last) if last.isidentifier() else ast.Call(ast.Name("getattr"), [root, name], [])

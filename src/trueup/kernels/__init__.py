@@ -25,14 +25,12 @@ from trueup.kernels.dispatch import (
 )
 from trueup.kernels.fused_norms import BatchNorm, LayerNorm
 from trueup.kernels.layout import rows_in_any_order
-from trueup.kernels.recent import Recent
 from trueup.kernels.threads import run_parallel
 
 __all__ = [
     "BatchNorm",
     "LayerNorm",
     "Order",
-    "Recent",
     "add",
     "compile_together",
     "correct",

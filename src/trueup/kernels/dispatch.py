@@ -32,7 +32,7 @@ from trueup.kernels.operators import (
     compute_transport,
     compute_transport_after_norm,
 )
-from trueup.kernels.recent import Recent
+from trueup.kernels.recent import realign_again
 
 Order = Literal["value first", "residual first", "in place"]
 Result = TypeVar("Result")
@@ -57,7 +57,6 @@ def realign(
     constants: Callable[[], portable.MapConstants] | None = None,
     may_close: bool = True,
     may_overwrite: Callable[[], bool] | None = None,
-    recent: Recent | None = None,
 ) -> Tensor:
     """Return relu(add(realign(norm(a)), residual)) with `functional.evidence.realign`, in as few passes as possible.
 
@@ -69,20 +68,17 @@ def realign(
     `constants` returns the constants of the reference for the portable backend; `may_close` says that gate values may
     be 0. `may_overwrite` returns whether nothing else reads `a`: then the result may take its memory. It does in plain
     inference on the CPU, where a map is copied before it is written. On a GPU, kernels read what others have written.
-    `recent` remembers a call on a GPU, and a later one of the same kind takes less time on the host.
     """
     out: Tensor
     direct = is_plain_eager(a, residual, gate)
     if isinstance(norm, LayerNorm):
         if direct and residual is None and not relu and _realign_fuses_layer_norm(a, norm, channels):
             with current_device(a):
-                found = fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm, recent)
+                found = fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm)
             return norm(a) if found is None else found
         a, norm = norm(a), None
-    if direct and recent is not None and recent.again is not None:
-        out_again = recent.again(a, reference, gate, residual, relu, ceiling, norm)
-        if out_again is not None:
-            return out_again
+    if direct and (again := realign_again(a, reference, gate, residual, relu, ceiling, norm)) is not None:
+        return again
     if not direct and constants is not None and in_ordinary_operators(a):
         a = a if norm is None else norm(a)
         out = portable.realign(a, constants(), gate, channels=channels, may_close=may_close)
@@ -92,7 +88,7 @@ def realign(
         like = residual is None or same_layout(a, residual)
         if like and (norm is None or norm_keeps_layout(a)):
             with current_device(a):
-                out = fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels, recent)
+                out = fastest("realign", "cuda")(a, reference, gate, residual, relu, ceiling, norm, channels)
             if out is None:  # not compiled yet, so this pass does not correct the site
                 out = plain.add_and_relu(a if norm is None else norm(a), residual, relu, ceiling)
             return out

@@ -19,6 +19,7 @@ from trueup.kernels import plain
 from trueup.kernels.backend import current_device, fastest, works
 from trueup.kernels.fused_norms import BatchNorm
 from trueup.kernels.layout import in_memory_order, rows_in_any_order
+from trueup.kernels.recent import realign_again
 
 library = torch.library.Library("trueup", "DEF")  # type: ignore[no-untyped-call]
 
@@ -84,6 +85,8 @@ def compute_realign(
     """Compute `plain.realign` of norm(x). With `overwrite`, the result may take the memory of `x`."""
     out: Tensor
     if x.is_cuda and works("cuda"):
+        if (again := realign_again(x, reference, gate, residual, relu, ceiling, norm)) is not None:
+            return again
         with current_device(x):
             out = fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)
         if out is None:  # not compiled yet, so this pass does not correct the site

@@ -16,7 +16,7 @@ from trueup.kernels.fused_norms import BatchNorm
 
 
 class AgainRealign:
-    """Makes a call of `maps.realign` once more, for tensors that need no copies.
+    """Makes a call of `maps.realign` once more, with the same reference, for tensors that need no copies.
 
     `launches` has the kernels, each with its arguments after the tensors. If there are two, the first stores `sums`
     numbers, which the second reads. `gates` is what takes the place of a gate where there is none.
@@ -37,7 +37,7 @@ class AgainRealign:
         sums: int,
     ) -> None:
         self.shape, self.strides, self.dtype, self.index = x.shape, x.stride(), x.dtype, x.get_device()
-        self.reference, self.gates, self.gated = reference, gates, gate is not None
+        self.reference_dtype, self.gates, self.gated = reference.dtype, gates, gate is not None
         self.added, self.relu, self.ceiling = residual is not None, relu, ceiling
         self.norm, self.norm_at = norm, _addresses(norm)
         self.gates_at, self.sums, self.device = gates.data_ptr(), sums, x.device
@@ -62,7 +62,7 @@ class AgainRealign:
             or x.shape != self.shape
             or x.stride() != self.strides
             or x.dtype is not self.dtype
-            or reference is not self.reference
+            or reference.dtype is not self.reference_dtype
             or relu is not self.relu
             or ceiling != self.ceiling
             or (gate is not None) is not self.gated

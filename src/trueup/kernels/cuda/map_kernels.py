@@ -37,7 +37,7 @@ def realign_whole(
     x, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
     gated, normed, lower, upper, units, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
-    BANDS: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr, ADD: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     channels = units * UNIT
@@ -47,7 +47,7 @@ def realign_whole(
     gate = tl.load(gates + image * gated)
     wanted = tl.where(gate > 0, segments, 0)  # closed images are not measured
     pivot, low, high, low2, high2, _, _ = _sum_all_segments(
-        x, channel, channels, n, width, rows, strips, rows_per_segment, wanted, MAPS, PAIRS, LAST, BANDS, False, STAGES
+        x, channel, channels, n, width, rows, strips, rows_per_segment, wanted, MAPS, PAIRS, LAST, BANDS, False
     )
     known = load_reference(reference, channel, channels, BANDS)
     scale, shift = scale_and_shift(norm_mean, norm_variance, norm_weight, norm_bias, epsilon, channel, channels, normed)
@@ -57,7 +57,7 @@ def realign_whole(
         _write_strip(
             x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
             lower, upper,
-            channels, n, width, rows, PAIRS, LAST, BANDS, ADD, STAGES,
+            channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
         )  # fmt: skip
 
 
@@ -65,14 +65,14 @@ def realign_whole(
 def measure_whole(
     x, found, units, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
-    BANDS: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     channels = units * UNIT
     image, _part, channel = program_tile(channels, 1, MAPS)
     x += image * channels * n
     pivot, low, high, low2, high2, square, rough = _sum_all_segments(
-        x, channel, channels, n, width, rows, strips, rows_per_segment, segments, MAPS, PAIRS, LAST, BANDS, True, STAGES
+        x, channel, channels, n, width, rows, strips, rows_per_segment, segments, MAPS, PAIRS, LAST, BANDS, True
     )
     store_moments(found, image, channel, pivot, low, high, low2, high2, square, rough, channels, n, BANDS)
 
@@ -81,7 +81,7 @@ def measure_whole(
 def _sum_all_segments(
     x, channel, channels, n, width, rows, strips, rows_per_segment, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr,
-    BANDS: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
+    BANDS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Pivot, and sums of `sums_with_bands` over all segments."""
     pivot = pivot_of(x, channel, channels, n, width, LAST)
@@ -93,7 +93,7 @@ def _sum_all_segments(
             state = start_strip(x, channel, top, column, channels, n, width, PAIRS, LAST)
             sums, _ = sums_with_bands(
                 x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
-                MAPS, PAIRS, LAST, ALL, STAGES,
+                MAPS, PAIRS, LAST, ALL,
             )  # fmt: skip
         else:
             sums = sums_without_bands(
@@ -116,7 +116,7 @@ def _segment_bounds(segment, rows, strips, rows_per_segment, PAIRS: tl.constexpr
 def sum_segments(
     x, sums, units, n, width, rows, strips, rows_per_segment, segments, segments_per_program,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
-    BANDS: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr, ALL: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Store the sums of `segments_per_program` segments of a strip, one below the other."""
     wait_for_previous_kernel(EARLY)
@@ -139,7 +139,7 @@ def sum_segments(
         if BANDS:
             found, state = sums_with_bands(
                 x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
-                MAPS, PAIRS, LAST, ALL, STAGES,
+                MAPS, PAIRS, LAST, ALL,
             )  # fmt: skip
         else:
             found = sums_without_bands(
@@ -156,7 +156,7 @@ def write_rows(
     x, sums, reference, gates, residual, out, norm_mean, norm_variance, norm_weight, norm_bias, epsilon,
     gated, normed, lower, upper, units, n, width, rows, strips, rows_written, segments,
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
-    BANDS: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr, ADD: tl.constexpr,
+    BANDS: tl.constexpr, EARLY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write `rows_written` rows of a strip, from the sums of all segments."""
     wait_for_previous_kernel(EARLY)
@@ -171,7 +171,7 @@ def write_rows(
     _write_strip(
         x + begin, residual + begin, out + begin, channel, top, bottom, column, start, gain, gain_of_mean, moves,
         lower, upper,
-        channels, n, width, rows, PAIRS, LAST, BANDS, ADD, STAGES,
+        channels, n, width, rows, PAIRS, LAST, BANDS, ADD,
     )  # fmt: skip
 
 
@@ -180,13 +180,13 @@ def _write_strip(
     x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
     lower, upper, channels, n, width, rows,
     PAIRS: tl.constexpr, LAST: tl.constexpr,
-    BANDS: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr,
+    BANDS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     if BANDS:
         write_with_bands(
             x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
             lower, upper,
-            channels, n, width, rows, PAIRS, LAST, ADD, STAGES,
+            channels, n, width, rows, PAIRS, LAST, ADD,
         )  # fmt: skip
     else:
         write_without_bands(
@@ -199,7 +199,7 @@ def _write_strip(
 def moments_from_sums(
     sums, found, units, n, width, rows, strips, segments,  # noqa: ARG001
     MAPS: tl.constexpr, PAIRS: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,  # noqa: ARG001
-    BANDS: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr,  # noqa: ARG001
+    BANDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     channels = units * UNIT

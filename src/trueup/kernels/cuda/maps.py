@@ -29,13 +29,12 @@ from trueup.kernels.cuda.map_kernels import (
 )
 from trueup.kernels.fused_norms import BatchNorm
 from trueup.kernels.layout import channels_lie_last
-from trueup.kernels.recent import Recent
+from trueup.kernels.recent import Recent, recent_of
 
 SEGMENT_ROWS = 28  # rows per segment, at most; even, because two are processed at a time
 ROWS_WRITTEN = 8  # rows that a program writes, roughly, if there are few programs
 PROGRAMS_PER_PROCESSOR = 12  # enough to hide memory latency
 WHOLE_ROWS = 56  # rows, at most, of a map of one strip that is not divided into segments
-STAGES, WHOLE_STAGES = 3, 3  # pairs of rows in the pipeline, if channels lie last: of segments, and of whole maps
 CACHE_LINE = 128  # bytes per program, if channels lie last
 MAX_HALVINGS = 2  # of the channels per program, and of the work per thread, if there are few programs
 STRIP_COLUMNS = {True: 16, False: 64}  # columns per strip, at most: if channels lie last, and otherwise
@@ -54,15 +53,14 @@ def realign(
     ceiling: float | None = None,
     norm: BatchNorm | None = None,
     channels: int = 1,
-    recent: Recent | None = None,
 ) -> Tensor | None:
     """As `plain.realign`, for float32, bfloat16 or float16 maps; the result has the layout of `x`.
 
     Return None if this pass skips the rule, because its kernels are not compiled yet (`compile_ahead`).
 
     `channels` is the dimension of `x` that holds the channels. A `norm` is applied to `x` first. The result is rounded
-    once: unless there is a norm, values that are not moved come out as from torch's separate operators. `recent`
-    remembers this call if the next one of its kind can be made as quickly.
+    once: unless there is a norm, values that are not moved come out as from torch's separate operators. This call is
+    remembered if the next one of its kind can do without copies.
     """
     if channels < 0:
         channels += x.dim()
@@ -72,8 +70,7 @@ def realign(
         return None if moved is None else moved.movedim(1, channels)
     dense = aligned(x) if channels != 1 else _in_order(x)
     out = torch.empty_like(dense)
-    if dense is not x:
-        recent = None
+    recent = recent_of(reference) if dense is x else None
     if residual is not None and residual.stride() != dense.stride():
         residual, recent = torch.empty_like(dense).copy_(residual), None
     if not realign_maps(dense, reference, gate, out, residual, relu, ceiling, norm, channels, recent=recent):
@@ -268,14 +265,14 @@ def _plan(
     # No fusion of multiplications and additions: the kernels would differ in the last bit.
     options = {"num_warps": warps, "enable_fp_fusion": False}
 
-    def launch(kernel: Any, programs: int, *more: bool, stages: int = STAGES) -> Launch:
+    def launch(kernel: Any, programs: int, *more: bool) -> Launch:
         early = starts_early(device, programs)
         pdl = {"launch_pdl": True} if early else {}
-        return Launch(kernel, (programs, 1, 1), (*constants, early, stages, *more), **options, **pdl)
+        return Launch(kernel, (programs, 1, 1), (*constants, early, *more), **options, **pdl)
 
     sizes = (channels // unit, n, width, rows, strips)
     measure, flags, all_strips = add is None, (() if add is None else (add,)), tiles * strips * batch
-    whole = launch(measure_whole if measure else realign_whole, tiles * batch, *flags, stages=WHOLE_STAGES)
+    whole = launch(measure_whole if measure else realign_whole, tiles * batch, *flags)
     sums = launch(sum_segments, all_strips * -(-parts // segments_per_program), measure)
     finish = (
         launch(moments_from_sums, tiles * batch)

@@ -15,10 +15,9 @@ read, and squares of values far from zero would cancel in float32. If the first 
 
 Constants of the kernels: `MAPS` is the number of channels of a program and `PAIRS` that of column pairs of a strip.
 `LAST` says that channels lie last in memory, `BANDS` that maps have a low and a high band, `ALL` that all moments are
-computed and not only those that `realign` needs, `ADD` that a residual is added. `STAGES` is the number of pairs of
-rows in the pipeline, if channels lie last. All other options are arguments, because every constant doubles the number
-of kernels that a model has to compile. A ReLU limits the results to `lower` (0, or minus infinity without a ReLU) and
-`upper` (6 for a ReLU6, else infinity).
+computed and not only those that `realign` needs, `ADD` that a residual is added. All other options are arguments,
+because every constant doubles the number of kernels that a model has to compile. A ReLU limits the results to `lower`
+(0, or minus infinity without a ReLU) and `upper` (6 for a ReLU6, else infinity).
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ import triton.language as tl
 from trueup.kernels.cuda.coefficients import variance_of
 from trueup.kernels.cuda.elementwise import clamp_to_float16, relu
 
+_STAGES = tl.constexpr(3)  # pairs of rows in the pipeline
 _HALVINGS = tl.constexpr(5)  # that reduce 32 numbers, the maximum of column pairs per strip, to one
 
 
@@ -185,7 +185,7 @@ def sums_without_bands(
 @triton.jit
 def sums_with_bands(
     x, state, channel, top, bottom, column, pivot, channels, n, width, rows,
-    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
+    MAPS: tl.constexpr, PAIRS: tl.constexpr, LAST: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Sums over rows `top` to `bottom - 1` of maps minus their pivot, and the state at `bottom`.
 
@@ -202,7 +202,7 @@ def sums_with_bands(
     centres = tl.where(masks[1], pivot[:, None], 0.0), tl.where(masks[4], pivot[:, None], 0.0)
     sums = nothing, nothing, nothing, nothing, nothing, nothing
     if LAST:
-        for y in tl.range(top, bottom - 1, 2, num_stages=STAGES):
+        for y in tl.range(top, bottom - 1, 2, num_stages=_STAGES):
             next_row = _load_neighbours(row, offsets, True, masks, LAST)
             row_after = _load_neighbours(row + down, offsets, y + 2 < rows, masks, LAST)
             row += 2 * down
@@ -281,7 +281,7 @@ def write_without_bands(
 def write_with_bands(
     x, residual, out, channel, top, bottom, column, start, gain, gain_of_mean, moves,
     lower, upper, channels, n, width, rows,
-    PAIRS: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr,
+    PAIRS: tl.constexpr, LAST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Write rows `top` to `bottom - 1` as start + gain * value + gain_of_mean * local mean.
 
@@ -296,7 +296,7 @@ def write_with_bands(
     weights = _neighbour_weight(column, width), _neighbour_weight(column + distance, width)
     if LAST:
         residual_row, out_row = residual + top * down, out + top * down
-        for y in tl.range(top, bottom - 1, 2, num_stages=STAGES):
+        for y in tl.range(top, bottom - 1, 2, num_stages=_STAGES):
             next_row = _load_neighbours(row, offsets, True, masks, LAST)
             row_after = _load_neighbours(row + down, offsets, y + 2 < rows, masks, LAST)
             added = _load_pair(residual_row, offsets, masks[1], masks[4]) if ADD else values

@@ -26,7 +26,7 @@ from trueup.kernels.cuda.elementwise import clamp_to_float16
 from trueup.kernels.cuda.launch import Launch, aligned, ready
 from trueup.kernels.cuda.maps import gate_or_one, realign
 from trueup.kernels.fused_norms import LayerNorm
-from trueup.kernels.recent import Recent
+from trueup.kernels.recent import realign_again
 
 TILE = 8192  # values that a program normalises
 WRITTEN_TOKENS, WRITTEN_CHANNELS = 64, 128  # tokens and channels that a program writes
@@ -35,12 +35,10 @@ SUMS = 16  # blocks of tokens whose sums are added up at a time
 _SIZES = ["units", "n", "blocks"]
 
 
-def realign_after_layer_norm(
-    x: Tensor, reference: Tensor, gate: Tensor | None, norm: LayerNorm, recent: Recent | None = None
-) -> Tensor | None:
+def realign_after_layer_norm(x: Tensor, reference: Tensor, gate: Tensor | None, norm: LayerNorm) -> Tensor | None:
     """As `maps.realign` of norm(x), for contiguous `x` whose channels lie last; None if this pass skips the rule.
 
-    The norm's output is rounded to the dtype of `x`, as by torch. With bands, `recent` remembers the rule's call.
+    The norm's output is rounded to the dtype of `x`, as by torch.
     """
     out = torch.empty_like(x)
     if x.numel() == 0:
@@ -56,9 +54,8 @@ def realign_after_layer_norm(
     sums = out if bands else torch.empty(plan.sums, dtype=torch.float32, device=x.device)
     plan.normalise((aligned(x), aligned(weight), aligned(bias), out, sums), epsilon, *plan.sizes)
     if bands:
-        again = None if recent is None else recent.again
-        found = None if again is None else again(out, reference, gate, None, False, None, None)
-        return realign(out, reference, gate, channels=-1, recent=recent) if found is None else found
+        again = realign_again(out, reference, gate, None, False, None, None)
+        return realign(out, reference, gate, channels=-1) if again is None else again
     gated, gates = gate_or_one(gate, x.device)
     plan.write((out, sums, ready(reference), gates), gated, *plan.sizes)
     return out
