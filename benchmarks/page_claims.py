@@ -69,8 +69,27 @@ def _performance() -> Iterator[str]:
         f"takes {float(served['ratio']):.2f} times as long."
     )
     rows = {(row["case"], row["what"]): row for row in read("performance_h200")}
-    many, one = (float(rows[f"RegNetY-1.6GF, batch {n}", "evidence, no gate"]["cost"]) for n in ("64, TF32", "1"))
-    yield f"RegNetY takes {1000 * many:.1f} ms, though the host starts it in {1000 * one:.1f} ms"
+    kernels_of = {
+        (row["architecture"], row["batch"], row["network"], row["kernel"]): row for row in read("profile_h200")
+    }
+    ours = kernels_of["ViT-S/16", "1", "evidence, no gate", "trueup"]
+    model = float(kernels_of["ViT-S/16", "1", "uncorrected", "all"]["microseconds"])
+    launches, each = float(ours["launches"]), float(ours["microseconds"]) / float(ours["launches"])
+    yield (
+        f"one image of ViT-S/16 takes {model:.0f} microseconds on the GPU, and the corrections add {launches:.0f} "
+        f"launches of {each:.1f} microseconds each."
+    )
+    compiled, eager = (
+        1000 * float(rows[f"ResNet-50, batch 64, bfloat16{how}", "evidence, no gate"]["cost"])
+        for how in (", compiled", "")
+    )
+    yield f"ResNet-50 takes {compiled:.1f} ms, and {eager:.1f} ms in eager mode."
+    on_gpu = [
+        float(kernels_of[name, "64", "evidence, no gate", "all"]["microseconds"])
+        / float(kernels_of[name, "64", "uncorrected", "all"]["microseconds"])
+        for name in ("RegNetY-1.6GF", "MobileNetV2")
+    ]
+    yield f"on the GPU itself they took {on_gpu[0]:.2f} and {on_gpu[1]:.2f} times the model in the profile"
     seconds, kernels = (
         [float(rows[f"{name}: first answer", what]["cost"]) for name in ("ResNet-50", "MobileNetV2")]
         for what in ("first answer, empty cache", "compiled kernels")

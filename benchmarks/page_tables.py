@@ -103,11 +103,17 @@ def cost_in_words() -> str:
         if row.case == "ResNet-20, batch 32, two CPU threads" and row.what == "evidence, no gate"
     ]
     [serving] = [float(row["ratio"]) for row in read_dicts(RESULTS / "deployment.csv") if "two cores" in row["route"]]
+    compiled = sorted(
+        row.ratio
+        for row in read_timings(RESULTS / "performance_h200.csv")
+        if row.case.endswith(", batch 64, bfloat16, compiled") and row.what == "evidence, no gate"
+    )
     ways = {"64 images in bfloat16": ", batch 64, bfloat16", "64 in TF32": ", batch 64, TF32"}
     ways |= {"one image": ", batch 1", "one image in a CUDA graph": ", batch 1, CUDA graph"}
     listed = ", ".join(f"{spread(way)} for {name}" for name, way in ways.items())
     text = (
         f"Cost, as a multiple of the model's time, over up to {len(costs)} networks on an H200: {listed}. "
+        f"Compiled by torch.compile, both, it is {compiled[0]:.2f} to {compiled[-1]:.2f}: leave that out on a GPU. "
         f"A ResNet-20 on two CPU cores takes {cpu:.2f} or {serving:.2f} times, in two measurements. "
         f"[What it costs]({COSTS}) has the rest."
     )
