@@ -129,6 +129,35 @@ def test_a_compiled_network_is_prepared_once(monkeypatch):
     assert (len(compiled), torch.get_num_threads()) == (3, before)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+def test_memory_that_is_freed_stays_with_the_process():
+    """Each page of memory that comes from the system again is a page fault."""
+    faults = "resource.getrusage(resource.RUSAGE_SELF).ru_minflt"
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import resource, torch\n"
+            "from trueup_lab.performance.memory import keep_freed_memory\n"
+            "def count():\n"
+            f"    before = {faults}\n"
+            "    for _ in range(20): torch.zeros(16 << 20)\n"
+            f"    return {faults} - before\n"
+            "usual = count()\n"
+            "if not keep_freed_memory(): raise SystemExit('none')\n"
+            "count()\n"
+            "print(usual, count())",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.stderr.strip() == "none":
+        pytest.skip("the C library is not glibc")
+    usual, kept = map(int, found.stdout.split())
+    assert kept < usual / 100
+
+
 def test_an_unknown_case_is_answered_with_the_known_ones(call):
     run = call("bench", "nothing", "--device", "cpu")
     assert run.exit_code == 2

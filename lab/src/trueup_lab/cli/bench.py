@@ -45,9 +45,12 @@ def bench_command(
 
     from trueup_lab.devices import device_name, find_device
     from trueup_lab.performance import CASES, read_timings, write_timings
+    from trueup_lab.performance.memory import keep_freed_memory
     from trueup_lab.performance.rows import measured_on
 
     place = torch.device(find_device(device))
+    if place.type == "cpu":
+        keep_freed_memory()
     name = device_name(place).lower().replace("nvidia ", "").replace(" ", "_")
     path = out or Path("results") / f"performance_{name}.csv"
     chosen = [case for case in CASES if case.needs in ("", place.type)]

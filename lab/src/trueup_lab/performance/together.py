@@ -16,6 +16,7 @@ from typing import IO
 import torch
 
 from trueup_lab.performance.cases import CASES, PerformanceCase
+from trueup_lab.performance.memory import keep_freed_memory
 from trueup_lab.performance.rows import TimingRow
 
 Outcome = list[TimingRow] | RuntimeError
@@ -75,6 +76,8 @@ def main() -> None:
     """Prepare and measure the case named on the command line."""
     device, name = sys.argv[1:]
     out, sys.stdout = sys.stdout, sys.stderr  # others may print
+    if torch.device(device).type == "cpu":
+        keep_freed_memory()
     measure = next(case for case in CASES if case.name == name).prepare(torch.device(device))
     print("ready", file=out, flush=True)
     if sys.stdin.readline():
