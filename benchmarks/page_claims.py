@@ -61,13 +61,6 @@ def claims() -> dict[str, list[str]]:
 
 
 def _performance() -> Iterator[str]:
-    (batch,) = (row for row in read("performance_cpu") if row["case"] == "ResNet-20, batch 32, two CPU threads")
-    (served,) = (row for row in read("deployment") if row["route"] == "serving, two cores")
-    yield (
-        f"a ResNet-20 with 32 images on two threads takes {1000 * float(batch['of']):.0f} ms alone in this table and "
-        f"{float(served['model']):.0f} ms in [deployment.csv](../results/deployment.csv), where the corrected one "
-        f"takes {float(served['ratio']):.2f} times as long."
-    )
     rows = {(row["case"], row["what"]): row for row in read("performance_h200")}
     kernels_of = {
         (row["architecture"], row["batch"], row["network"], row["kernel"]): row for row in read("profile_h200")

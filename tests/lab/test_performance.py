@@ -132,26 +132,23 @@ def test_a_compiled_network_is_prepared_once(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
 def test_memory_that_is_freed_stays_with_the_process():
     """Each page of memory that comes from the system again is a page fault."""
-    faults = "resource.getrusage(resource.RUSAGE_SELF).ru_minflt"
-    found = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import resource, torch\n"
-            "from trueup_lab.performance.memory import keep_freed_memory\n"
-            "def count():\n"
-            f"    before = {faults}\n"
-            "    for _ in range(20): torch.zeros(16 << 20)\n"
-            f"    return {faults} - before\n"
-            "usual = count()\n"
-            "if not keep_freed_memory(): raise SystemExit('none')\n"
-            "count()\n"
-            "print(usual, count())",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = """
+import resource, torch
+from trueup_lab.performance.memory import keep_freed_memory
+
+def count():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.zeros(16 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+usual = count()
+if not keep_freed_memory():
+    raise SystemExit("none")
+count()
+print(usual, count())
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if found.stderr.strip() == "none":
         pytest.skip("the C library is not glibc")
     usual, kept = map(int, found.stdout.split())
