@@ -58,7 +58,7 @@ class TestWhichCallsAreOfTheSameKind:
         x, known, weights = last(torch.randn(2, 8, size, size)), reference(), norm()
         again = self.remembered(x, known, None, x, True, 6.0, weights)
         new, beside = last(torch.randn(2, 8, size, size)), last(torch.randn(2, 8, size, size))
-        out = again(new, known, None, beside, True, 6.0, weights)
+        out = again(new, known, None, beside, True, 6.0, weights, 1)
         assert (out.shape, out.stride()) == (new.shape, new.stride())
         given = launches[-1]
         assert given[3:6] == ("stream", "function", "metadata")
@@ -70,8 +70,10 @@ class TestWhichCallsAreOfTheSameKind:
     def test_without_a_norm_a_sum_and_a_gate(self):
         x, known = torch.randn(1, 9, 8), reference(2)
         again = self.remembered(x, known, None, None, False, None, None, channels=-1)
-        assert again(torch.randn(1, 9, 8), known, None, None, False, None, None).shape == x.shape
-        assert again(torch.randn(1, 9, 8), known, None, None, False, None, norm()) is None
+        assert again(torch.randn(1, 9, 8), known, None, None, False, None, None, -1).shape == x.shape
+        assert again(torch.randn(1, 9, 8), known, None, None, False, None, None, 2).shape == x.shape
+        assert again(torch.randn(1, 9, 8), known, None, None, False, None, None, 1) is None
+        assert again(torch.randn(1, 9, 8), known, None, None, False, None, norm(), -1) is None
 
     def test_other_calls_are_declined(self):
         x, known, weights, gate = last(torch.randn(2, 8, 14, 14)), reference(), norm(), torch.rand(2)
@@ -83,8 +85,9 @@ class TestWhichCallsAreOfTheSameKind:
             "relu": True,
             "ceiling": None,
             "norm": weights,
+            "channels": 1,
         }
-        again = self.remembered(*call.values())
+        again = self.remembered(*list(call.values())[:-1])
         assert again(**call) is not None
         unaligned = torch.randn(2 * 8 * 14 * 14 + 1)[1:].view(2, 14, 14, 8).movedim(-1, 1)
         moved = norm()
@@ -105,7 +108,7 @@ class TestWhichCallsAreOfTheSameKind:
         x, known, weights = last(torch.randn(2, 8, 14, 14)), reference(), norm()
         again = self.remembered(x, known, None, None, True, None, weights)
         weights.weight.data = weights.weight.data.half()
-        assert again(x, known, None, None, True, None, weights) is None
+        assert again(x, known, None, None, True, None, weights, 1) is None
 
     def test_what_needed_a_copy_is_not_remembered(self):
         x = last(torch.randn(2, 8, 14, 14))

@@ -77,7 +77,7 @@ def realign(
                 found = fastest("realign_after_layer_norm", "cuda")(a, reference, gate, norm)
             return norm(a) if found is None else found
         a, norm = norm(a), None
-    if direct and (again := realign_again(a, reference, gate, residual, relu, ceiling, norm)) is not None:
+    if direct and (again := realign_again(a, reference, gate, residual, relu, ceiling, norm, channels)) is not None:
         return again
     if not direct and constants is not None and in_ordinary_operators(a):
         a = a if norm is None else norm(a)

@@ -85,7 +85,7 @@ def compute_realign(
     """Compute `plain.realign` of norm(x). With `overwrite`, the result may take the memory of `x`."""
     out: Tensor
     if x.is_cuda and works("cuda"):
-        if (again := realign_again(x, reference, gate, residual, relu, ceiling, norm)) is not None:
+        if (again := realign_again(x, reference, gate, residual, relu, ceiling, norm, 1)) is not None:
             return again
         with current_device(x):
             out = fastest("realign", "cuda")(x, reference, gate, residual, relu, ceiling, norm)

@@ -42,6 +42,7 @@ def realign_again(
     relu: bool,
     ceiling: float | None,
     norm: BatchNorm | None,
+    channels: int,
 ) -> Tensor | None:
     """As `kernels.realign`, if the last call at this site was of the same kind, on a GPU; otherwise None.
 
@@ -49,4 +50,4 @@ def realign_again(
     """
     recent: Recent | None = reference.__dict__.get(_NAME)
     again = None if recent is None else recent.again
-    return None if again is None else again(x, reference, gate, residual, relu, ceiling, norm)
+    return None if again is None else again(x, reference, gate, residual, relu, ceiling, norm, channels)

@@ -31,6 +31,7 @@ class AgainRealign:
         relu: bool,
         ceiling: float | None,
         norm: BatchNorm | None,
+        channels: int,
         *,
         launches: list[tuple[Launch, tuple[float, ...]]],
         gates: Tensor,
@@ -39,6 +40,7 @@ class AgainRealign:
         self.shape, self.strides, self.dtype, self.index = x.shape, x.stride(), x.dtype, x.get_device()
         self.reference_dtype, self.gates, self.gated = reference.dtype, gates, gate is not None
         self.added, self.relu, self.ceiling = residual is not None, relu, ceiling
+        self.channels = (channels, channels - x.dim())
         self.norm, self.norm_at = norm, _addresses(norm)
         self.gates_at, self.sums, self.device = gates.data_ptr(), sums, x.device
         self.calls: list[tuple[Any, ...]] = []
@@ -55,6 +57,7 @@ class AgainRealign:
         relu: bool,
         ceiling: float | None,
         norm: BatchNorm | None,
+        channels: int,
     ) -> Tensor | None:
         """As `maps.realign`; None if this call is of another kind."""
         if (
@@ -63,6 +66,7 @@ class AgainRealign:
             or x.stride() != self.strides
             or x.dtype is not self.dtype
             or reference.dtype is not self.reference_dtype
+            or channels not in self.channels
             or relu is not self.relu
             or ceiling != self.ceiling
             or (gate is not None) is not self.gated

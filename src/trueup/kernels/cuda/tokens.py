@@ -54,7 +54,7 @@ def realign_after_layer_norm(x: Tensor, reference: Tensor, gate: Tensor | None, 
     sums = out if bands else torch.empty(plan.sums, dtype=torch.float32, device=x.device)
     plan.normalise((aligned(x), aligned(weight), aligned(bias), out, sums), epsilon, *plan.sizes)
     if bands:
-        again = realign_again(out, reference, gate, None, False, None, None)
+        again = realign_again(out, reference, gate, None, False, None, None, -1)
         return realign(out, reference, gate, channels=-1) if again is None else again
     gated, gates = gate_or_one(gate, x.device)
     plan.write((out, sums, ready(reference), gates), gated, *plan.sizes)
