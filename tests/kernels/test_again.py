@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -116,6 +117,16 @@ class TestWhichCallsAreOfTheSameKind:
         assert self.remembered(x, reference(), None, None, True, None, strided) is None
         assert self.remembered(x[..., ::2], reference(), None, None, True, None, norm()) is None
         assert self.remembered(x, reference(), None, x.contiguous(), True, None, norm()) is None
+        assert self.remembered(x, reference(channels=16)[..., ::2], None, None, True, None, norm()) is None
+
+    def test_the_tensors_of_a_call_are_freed(self):
+        """Their memory may belong to a CUDA graph of torch.compile, which refuses tensors that it does not know."""
+        known, call = reference(), [last(torch.randn(2, 8, 14, 14)) for _ in range(2)] + [torch.rand(2)]
+        x, beside, gate = call
+        assert self.remembered(x, known, gate, beside, True, None, norm()) is not None
+        kept = [weakref.ref(tensor) for tensor in call]
+        del call, x, beside, gate
+        assert [each() for each in kept] == [None] * 3
 
 
 def test_a_copy_of_a_reference_remembers_nothing():

@@ -103,15 +103,17 @@ def test_cases_prepare_at_the_same_time_and_are_measured_one_after_the_other(mon
         "name = sys.argv[2]\n"
         "def note(what): open('notes', 'a').write(f'{what} {name}\\n')\n"
         "if name == 'broken': sys.exit('no such thing')\n"
+        "if name == 'not here': import no_such_module\n"
         "note('prepared'), print('ready', flush=True), sys.stdin.readline(), note('begins'), time.sleep(0.2)\n"
         "row = dict(case=name, what='', against='', activations=0, batch=1, cost=1.0, of=1.0, ratio=1.0)\n"
         "note('ends'), print(json.dumps([row]))"
     )
     monkeypatch.chdir(tmp_path)
-    cases = [PerformanceCase(name, "", iter, compiles=True) for name in ("a", "broken", "b", "c")]
+    cases = [PerformanceCase(name, "", iter, compiles=True) for name in ("a", "broken", "b", "c", "not here")]
     found = {case.name: outcome for case, outcome in together.measure_together(cases, CPU, 3)}
     assert [found[name][0].case for name in "abc"] == ["a", "b", "c"]
     assert str(found["broken"]) == "no such thing"
+    assert isinstance(found["not here"], ImportError)  # the command skips it
     *prepared, last = (tmp_path / "notes").read_text().splitlines()
     assert {*prepared[:2]} == {"prepared a", "prepared b"}
     assert [*prepared[2:], last] == ["begins a", "ends a", "begins b", "ends b", "prepared c", "begins c", "ends c"]

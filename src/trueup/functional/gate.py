@@ -160,9 +160,9 @@ def shrinkage(z: Tensor) -> Tensor:
 
 
 def _spread(knots: Tensor) -> Tensor:
-    """The ascending `knots` `(d, KNOTS)`, with `MANY` equal ones spread evenly around their value, `SPACING` apart.
+    """The ascending `knots` `(d, KNOTS)`, with `MANY` or more equal ones spread evenly around their value.
 
-    As many knots as before lie below that value and above it, so it still gets the middle of their scores.
+    They lie `SPACING` apart, as many below the value as above it, so it still gets the middle of their scores.
     """
     first, after = torch.searchsorted(knots, knots), torch.searchsorted(knots, knots, right=True)
     place = torch.arange(KNOTS, device=knots.device) - (first + after - 1) / 2

@@ -18,7 +18,7 @@ class PlacedModule(nn.Module):
 
     def __call__(self, a: Any, *args: Any, **kwargs: Any) -> Any:
         if type(a) is Tensor:
-            if torch.compiler.is_compiling() or not (
+            if not (
                 torch.is_grad_enabled()
                 or self._forward_hooks
                 or self._forward_pre_hooks

@@ -19,7 +19,7 @@ from trueup_lab.performance.cases import CASES, PerformanceCase
 from trueup_lab.performance.memory import keep_freed_memory
 from trueup_lab.performance.rows import TimingRow
 
-Outcome = list[TimingRow] | RuntimeError
+Outcome = list[TimingRow] | ImportError | RuntimeError
 
 
 def measure_together(
@@ -62,7 +62,8 @@ class _Process:
         if self._process.returncode != 0:
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip().splitlines()
-            return RuntimeError(said[-1] if said else f"its process ended with {self._process.returncode}")
+            last = said[-1] if said else f"its process ended with {self._process.returncode}"
+            return ImportError(last) if last.startswith(("ImportError", "ModuleNotFoundError")) else RuntimeError(last)
         return [TimingRow(**row) for row in json.loads(found)]
 
     def end(self) -> None:

@@ -19,7 +19,8 @@ class AgainRealign:
     """Makes a call of `maps.realign` once more, with the same reference, for tensors that need no copies.
 
     `launches` has the kernels, each with its arguments after the tensors. If there are two, the first stores `sums`
-    numbers, which the second reads. `gates` is what takes the place of a gate where there is none.
+    numbers, which the second reads. `gates` is what takes the place of a gate where there is none. A gate itself is not
+    kept: its memory may belong to a CUDA graph.
     """
 
     def __init__(
@@ -38,10 +39,11 @@ class AgainRealign:
         sums: int,
     ) -> None:
         self.shape, self.strides, self.dtype, self.index = x.shape, x.stride(), x.dtype, x.get_device()
-        self.reference_dtype, self.gates, self.gated = reference.dtype, gates, gate is not None
+        self.reference_dtype, self.gated = reference.dtype, gate is not None
         self.added, self.relu, self.ceiling = residual is not None, relu, ceiling
         self.channels = (channels, channels - x.dim())
         self.norm, self.norm_at = norm, _addresses(norm)
+        self.gates = gates if gate is None else None
         self.gates_at, self.sums, self.device = gates.data_ptr(), sums, x.device
         self.calls: list[tuple[Any, ...]] = []
         for launch, numbers in launches:

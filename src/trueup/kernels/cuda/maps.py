@@ -120,7 +120,8 @@ def realign_maps(
         if not even or (mean.data_ptr() | variance.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15:
             mean, variance, weight, bias = ready(mean), ready(variance), ready(weight), ready(bias)
             recent = None
-    reference = ready(reference)
+    if (known := ready(reference)) is not reference:
+        reference, recent = known, None
     norm_dtypes = (dtype,) * 4 if norm is None else (mean.dtype, variance.dtype, weight.dtype, bias.dtype)
     dtypes = (reference.dtype, *norm_dtypes)
     bands, add = reference.shape[1] == 3, residual is not None
