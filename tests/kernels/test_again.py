@@ -105,8 +105,14 @@ class TestWhichCallsAreOfTheSameKind:
             for value in values:
                 assert again(**{**call, name: value}) is None, (name, value)
 
-    def test_a_norm_whose_tensors_moved_is_another(self):
+    def test_a_norm_whose_tensors_moved_or_were_cast_is_another(self):
         x, known, weights = last(torch.randn(2, 8, 14, 14)), reference(), norm()
+        again = self.remembered(x, known, None, None, True, None, weights)
+        kept = weights.bias.data
+        weights.bias.data = kept.view(torch.float16)[:8]  # at the same address, as after two casts
+        assert again(x, known, None, None, True, None, weights, 1) is None
+        weights.bias.data = kept
+        assert again(x, known, None, None, True, None, weights, 1) is not None
         again = self.remembered(x, known, None, None, True, None, weights)
         weights.weight.data = weights.weight.data.half()
         assert again(x, known, None, None, True, None, weights, 1) is None

@@ -42,7 +42,7 @@ class AgainRealign:
         self.reference_dtype, self.gated = reference.dtype, gate is not None
         self.added, self.relu, self.ceiling = residual is not None, relu, ceiling
         self.channels = (channels, channels - x.dim())
-        self.norm, self.norm_at = norm, _addresses(norm)
+        self.norm, self.norm_at, self.norm_dtypes = norm, _addresses(norm), _dtypes(norm)
         self.gates = gates if gate is None else None
         self.gates_at, self.sums, self.device = gates.data_ptr(), sums, x.device
         self.calls: list[tuple[Any, ...]] = []
@@ -81,7 +81,12 @@ class AgainRealign:
             if known is not None:
                 return None
             norm_at = (at, at, at, at)
-        elif known is None or not _is_same(norm, known) or _addresses(norm) != norm_at:
+        elif (
+            known is None
+            or not _is_same(norm, known)
+            or _addresses(norm) != norm_at
+            or _dtypes(norm) != self.norm_dtypes
+        ):
             return None
         if residual is not None:
             beside = residual.data_ptr()
@@ -128,3 +133,8 @@ def _is_same(norm: BatchNorm, known: BatchNorm) -> bool:
 def _addresses(norm: BatchNorm | None) -> tuple[int, ...]:
     """Where the tensors of a norm are: a module that is moved or cast keeps its tensors, but not their memory."""
     return () if norm is None else (norm[0].data_ptr(), norm[1].data_ptr(), norm[2].data_ptr(), norm[3].data_ptr())
+
+
+def _dtypes(norm: BatchNorm | None) -> tuple[torch.dtype, ...]:
+    """Types of the tensors of a norm."""
+    return () if norm is None else (norm[0].dtype, norm[1].dtype, norm[2].dtype, norm[3].dtype)
