@@ -12,7 +12,7 @@ import torch
 from kernels.backends import INTERPRETED
 from trueup import kernels
 from trueup.kernels import BatchNorm, LayerNorm
-from trueup.kernels.recent import recent_of
+from trueup.kernels.recent import SHAPES, realign_again, recent_of
 
 maps = pytest.importorskip("trueup.kernels.cuda.maps")
 launch = pytest.importorskip("trueup.kernels.cuda.launch")
@@ -52,7 +52,7 @@ class TestWhichCallsAreOfTheSameKind:
 
     def remembered(self, *call, channels=1):
         maps.realign(*call, channels)
-        return recent_of(call[1]).again
+        return recent_of(call[1]).calls.get(call[0].shape)
 
     @pytest.mark.parametrize("size", [14, 112], ids=["whole", "in segments"])
     def test_it_gets_the_addresses_of_the_new_call(self, launches, size):
@@ -125,6 +125,15 @@ class TestWhichCallsAreOfTheSameKind:
         assert self.remembered(x, reference(), None, x.contiguous(), True, None, norm()) is None
         assert self.remembered(x, reference(channels=16)[..., ::2], None, None, True, None, norm()) is None
 
+    def test_batches_of_several_sizes_are_remembered_side_by_side(self):
+        known, batches = reference(), [last(torch.randn(n, 8, 14, 14)) for n in range(1, 21)]
+        first, second = (self.remembered(x, known, None, None, True, None, None) for x in batches[:2])
+        assert realign_again(batches[0], known, None, None, True, None, None, 1).shape == batches[0].shape
+        assert recent_of(known).calls == {batches[0].shape: first, batches[1].shape: second}
+        for x in batches:  # but not of any number
+            self.remembered(x, known, None, None, True, None, None)
+        assert len(recent_of(known).calls) <= SHAPES
+
     def test_the_tensors_of_a_call_are_freed(self):
         """Their memory may belong to a CUDA graph of torch.compile, which refuses tensors that it does not know."""
         known, call = reference(), [last(torch.randn(2, 8, 14, 14)) for _ in range(2)] + [torch.rand(2)]
@@ -137,10 +146,10 @@ class TestWhichCallsAreOfTheSameKind:
 
 def test_a_copy_of_a_reference_remembers_nothing():
     known = reference()
-    recent_of(known).again = lambda *_: None
-    assert recent_of(known).again is not None
+    recent_of(known).remember(known.shape, lambda *_: None)
+    assert recent_of(known).calls
     for copied in (copy.deepcopy(known), pickle.loads(pickle.dumps(known)), known.to(torch.float64)):
-        assert recent_of(copied).again is None
+        assert not recent_of(copied).calls
 
 
 @pytest.mark.gpu
@@ -161,9 +170,9 @@ def test_the_same_bits_as_when_nothing_is_remembered(shape, dtype):
             x, beside = (last(torch.randn(shape, device=device)).to(dtype) for _ in range(2))
             gate = torch.rand(shape[0], device=device) if gated else None
             for some in (weights, weights, weights._replace(weight=weights.weight + 1)):
-                again = recent_of(known).again
+                again = recent_of(known).calls.get(x.shape)
                 found = answer(x, gate, beside, some, known)
-                calls += again is not None and recent_of(known).again is again
+                calls += again is not None and recent_of(known).calls[x.shape] is again
                 assert torch.equal(found, answer(x, gate, beside, some, known.clone()))
             weights.weight.mul_(1.5)  # in place: the next call reads the new values
     assert calls >= 6
@@ -179,8 +188,8 @@ def test_the_operator_that_compiled_models_call_remembers_too():
     wanted = kernels.realign(x, known.clone(), norm=weights, relu=True)
     for _ in range(2):
         assert call(x, *weights, known, None, None, True, None).equal(wanted)
-    again, recent_of(known).again = recent_of(known).again, lambda *_: torch.zeros(1)
-    assert again is not None
+    assert x.shape in recent_of(known).calls
+    recent_of(known).remember(x.shape, lambda *_: torch.zeros(1))
     assert call(x, *weights, known, None, None, True, None).shape == (1,)
 
 

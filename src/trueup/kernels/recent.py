@@ -1,31 +1,39 @@
-"""What is remembered of a site's last call, so that the next one of the same kind costs the host less."""
+"""What is remembered of a site's last calls, so that the next one of the same kind costs the host less."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trueup.kernels.fused_norms import BatchNorm
 
+SHAPES = 8  # of inputs, of each of which the last call is remembered: a service has batches of several sizes
 Again = Callable[..., Tensor | None]
 _NAME = "_trueup_recent"
 
 
 class Recent:
-    """Holds `again`, which makes a site's last call once more: another input of the same shape, type and layout.
+    """Holds what makes a site's last call once more, for each shape of its input.
 
     A copy of it, in this process or another, remembers nothing.
     """
 
-    __slots__ = ("again",)
+    __slots__ = ("calls",)
 
     def __init__(self) -> None:
-        self.again: Again | None = None
+        self.calls: dict[torch.Size, Again] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Recent, ()
+
+    def remember(self, shape: torch.Size, again: Again) -> None:
+        """Remember a call. If there are too many shapes, the others are forgotten."""
+        if len(self.calls) >= SHAPES and shape not in self.calls:
+            self.calls.clear()
+        self.calls[shape] = again
 
 
 def recent_of(reference: Tensor) -> Recent:
@@ -44,10 +52,10 @@ def realign_again(
     norm: BatchNorm | None,
     channels: int,
 ) -> Tensor | None:
-    """As `kernels.realign`, if the last call at this site was of the same kind, on a GPU; otherwise None.
+    """As `kernels.realign`, if the last call with this shape was of the same kind, on a GPU; otherwise None.
 
     This takes a fraction of the time in which the backend finds out what to launch.
     """
     recent: Recent | None = reference.__dict__.get(_NAME)
-    again = None if recent is None else recent.again
+    again = None if recent is None else recent.calls.get(x.shape)
     return None if again is None else again(x, reference, gate, residual, relu, ceiling, norm, channels)

@@ -142,7 +142,8 @@ def realign_maps(
     lasting = gate is not None or device in _ONES
     if recent is not None and lasting and all(launch.run is not None for launch, _ in launches):
         call = (x, reference, gate, residual, relu, ceiling, norm, channels)
-        recent.again = AgainRealign(*call, launches=launches, gates=gates, sums=plan.sums if plan.split else 0)
+        again = AgainRealign(*call, launches=launches, gates=gates, sums=plan.sums if plan.split else 0)
+        recent.remember(shape, again)
     return True
 
 
