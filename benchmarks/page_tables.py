@@ -113,7 +113,7 @@ def cost_in_words() -> str:
     listed = ", ".join(f"{spread(way)} for {name}" for name, way in ways.items())
     text = (
         f"Cost, as a multiple of the model's time, over up to {len(costs)} networks on an H200: {listed}. "
-        f"Compiled by torch.compile, both, it is {compiled[0]:.2f} to {compiled[-1]:.2f}: leave that out on a GPU. "
+        f"With both compiled by torch.compile it is {compiled[0]:.2f} to {compiled[-1]:.2f}: leave that out on a GPU. "
         f"A ResNet-20 on two CPU cores takes {cpu:.2f} or {serving:.2f} times, in two measurements. "
         f"[What it costs]({COSTS}) has the rest."
     )

@@ -266,8 +266,8 @@ def _realign_fuses_layer_norm(a: Tensor, norm: LayerNorm, channels: int) -> bool
     """Return whether fusing saves time and keeps torch's dtype: many tokens, whose channels lie last."""
     return (
         a.is_cuda
-        and a.numel() >= _MIN_TOKENS * a.shape[0] * a.shape[-1]
         and a.dim() > 2
+        and a.numel() >= _MIN_TOKENS * a.shape[0] * a.shape[-1]
         and works("cuda")
         and channels in (-1, a.dim() - 1)
         and a.dtype in _COMPILED_DTYPES

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.kernels.fused_norms import BatchNorm
-
 SHAPES = 8  # of inputs, of each of which the last call is remembered: a service has batches of several sizes
 Again = Callable[..., Tensor | None]
 _NAME = "_trueup_recent"
@@ -42,20 +40,11 @@ def recent_of(reference: Tensor) -> Recent:
     return found
 
 
-def realign_again(
-    x: Tensor,
-    reference: Tensor,
-    gate: Tensor | None,
-    residual: Tensor | None,
-    relu: bool,
-    ceiling: float | None,
-    norm: BatchNorm | None,
-    channels: int,
-) -> Tensor | None:
-    """As `kernels.realign`, if the last call with this shape was of the same kind, on a GPU; otherwise None.
+def realign_again(x: Tensor, reference: Tensor, *rest: Any) -> Tensor | None:
+    """As `kernels.cuda.realign`, if the last call with this shape was of the same kind; otherwise None.
 
-    This takes a fraction of the time in which the backend finds out what to launch.
+    This takes a fraction of the time in which the backend finds out what to launch. All arguments must be given.
     """
     recent: Recent | None = reference.__dict__.get(_NAME)
     again = None if recent is None else recent.calls.get(x.shape)
-    return None if again is None else again(x, reference, gate, residual, relu, ceiling, norm, channels)
+    return None if again is None else again(x, reference, *rest)

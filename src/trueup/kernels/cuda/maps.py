@@ -139,7 +139,7 @@ def realign_maps(
     else:
         plan.whole((x, *tensors), *numbers, *plan.whole_sizes)
         launches = [(plan.whole, (*numbers, *plan.whole_sizes))]
-    lasting = gate is not None or device in _ONES
+    lasting = gate is not None or device in _ONES  # what stands for a gate may be of a CUDA graph that is captured now
     if recent is not None and lasting and all(launch.run is not None for launch, _ in launches):
         call = (x, reference, gate, residual, relu, ceiling, norm, channels)
         again = AgainRealign(*call, launches=launches, gates=gates, sums=plan.sums if plan.split else 0)
